@@ -199,7 +199,13 @@ def compute_s(assumed: Assumed, model: str) -> float:
 
 
 def cluster_of(assumed: Assumed, gpus: int) -> Links:
-  """Returns a cluster of GPUs in hosts of 8 at a switch, with latencies."""
+  """Returns a cluster of GPUs in hosts of 8 at a switch, with latencies.
+
+  Args:
+    assumed: Rates and latencies of the links.
+    gpus: Number of GPUs.  Beyond 8 it should be a multiple of 8: only whole
+      hosts are built.
+  """
   near, far = assumed.host_GBps, assumed.link_GBps
   if gpus <= _HOST:
     cluster = shapes.star([near] * gpus)

@@ -137,7 +137,11 @@ def defaults(field: str, section: str, module: ModuleType) -> dict[str, Any]:
 
 
 def is_value(value: object) -> bool:
-  """Returns whether a value is of a type that a field can have."""
+  """Returns whether a field can have a value of this type.
+
+  The types are bool, int, float, str, and tuples of int and float.  Subclasses,
+  such as NumPy's float64, are refused.
+  """
   if isinstance(value, tuple):
     return all(type(item) in (int, float) for item in value)
   return type(value) in _KINDS

@@ -31,14 +31,18 @@ class Rounds:
   pushes: int = 0
 
   def start(self, workers: Iterable[int]) -> None:
-    """Begins an empty round of these workers."""
+    """Begins an empty round of these workers; drops the pushes so far."""
     self.active = set(workers)
     self.seconds, self.pushes = {}, 0
 
   def add(self, worker: int, seconds: float) -> np.ndarray | None:
     """Adds a push; returns the round that it completes, if any.
 
+    A round is complete with as many pushes as there are active workers, of
+    whichever workers they are.  The next round is empty then.
+
     Args:
+      worker: Index of the worker, which is active from now on.
       seconds: Duration of the push's iteration.
 
     Returns:
@@ -50,7 +54,10 @@ class Rounds:
     return self._end_if_complete()
 
   def leave(self, worker: int) -> None:
-    """Removes a worker that no longer takes part."""
+    """Removes a worker that no longer takes part.
+
+    Its pushes stay in the round, which only the next push can complete.
+    """
     self.active.discard(worker)
 
   def _end_if_complete(self) -> np.ndarray | None:

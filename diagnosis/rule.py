@@ -100,10 +100,10 @@ def median_of_others(values: np.ndarray) -> np.ndarray:
 
 
 def median(values: np.ndarray) -> np.ndarray:
-  """Returns medians over the last axis, which stays, of finite numbers.
+  """Returns medians over the last axis, which stays.
 
   Args:
-    values: Float [..., series].
+    values: Float [..., series], without NaN, which would count as the largest.
 
   Returns:
     Float [..., 1].

@@ -142,10 +142,18 @@ class Output(Protocol):
   lost: bool
 
   def feed(self, name: str, data: bytes) -> None:
-    """Takes output of a process, in pieces of any size."""
+    """Takes output of a process, in pieces of any size.
+
+    Args:
+      name: Name of the process.
+      data: Bytes of its output, which may end within a line or a character.
+    """
 
   def finish(self, name: str) -> None:
-    """Notes that a process has ended."""
+    """Ends the output of a process that has ended.
+
+    `feed` has had all of it; a later process may have the same name.
+    """
 
 
 @contextlib.contextmanager
@@ -415,13 +423,17 @@ class Group:
     return self._remove(killed)
 
   def end(self, *names: str) -> dict[str, int]:
-    """Ends processes by SIGTERM, after the grace time by SIGKILL.
+    """Ends processes and their descendants; returns the exit codes by name.
+
+    With a grace time, the processes get SIGTERM, and those that still run after
+    it are killed.  Without one (`grace_s` 0, the default) all are killed at
+    once.  Descendants of a process are killed when it ends.
 
     Args:
-      *names: Processes; all by default.
+      *names: Processes, which may have ended already; all by default.
 
-    Returns:
-      The exit codes by name.
+    Raises:
+      TimeoutError: If the kernel does not end one within 10 s.
     """
     names = names or (*self._codes, *self._running)
     if self._grace_s:

@@ -71,6 +71,7 @@ class Screen:
     self._flush()
 
   def finish(self, name: str) -> None:
+    """Shows an unfinished last line; progress is not drawn again."""
     rest, self._rest[name] = self._rest[name], b''
     if name == self._drawing:
       self._status = b''

@@ -49,12 +49,21 @@ class BucketFiller:
       self._missing[number] += 1
 
   def put(self, leaf: int, array: np.ndarray) -> None:
-    """Copies a leaf into the buffer."""
+    """Copies a leaf into the buffer; called once for each, in any order.
+
+    Args:
+      leaf: Index of the leaf.
+      array: Its numbers, whose memory may be used again after the call.
+    """
     self._layout.write_leaf(self._vector, leaf, array)
     self._count(self._layout.bucket_of[leaf])
 
   def finish(self, stats: Any, step_statistics: Sequence[float] = ()) -> None:
-    """Copies what follows the gradient into the buffer; called once.
+    """Copies what follows the gradient into the buffer.
+
+    Called once, before or after the last `put`.  The last bucket, and buckets
+    without leaves, are complete only after it: those without missing leaves are
+    reported here, in ascending order.
 
     Args:
       stats: Pytree of the running statistics.

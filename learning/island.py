@@ -42,7 +42,13 @@ class Followers(Protocol):
     """Announces the examples of a later push."""
 
   def warm_up(self, examples: int | None, *, changing: bool) -> None:
-    """Announces `IslandPushes.warm_up`."""
+    """Announces `IslandPushes.warm_up`, which all processes of the island call.
+
+    Args:
+      examples: Examples of a batch, the largest one if batches change; None if
+        there is no bound.
+      changing: Whether later batches may be smaller.
+    """
 
   def push(
     self,

@@ -46,7 +46,7 @@ class Computation(Protocol):
     """Number of examples computed so far, with padding."""
 
   def prepare(self, ranges: Ranges) -> None:
-    """Gathers the examples of a later call."""
+    """Gathers the examples of a later call, which may then begin sooner."""
 
   def weigh(self, ranges: Ranges) -> float:
     """Returns the weight of examples in the mean of an update, in examples.
@@ -153,10 +153,22 @@ class Learner(Protocol):
   scaling: Scaling | None
 
   def twin(self, params: Any, stats: Any) -> 'Learner':
-    """Returns a learner of other parameters that shares compiled programs."""
+    """Returns a learner of other parameters that shares compiled programs.
+
+    The state of its optimizer begins anew, and nothing is added to its updates.
+    Version, examples and scaling are those of this learner with a model, and
+    initial ones without.
+
+    Args:
+      params: Pytree of arrays, which the new learner refers to.
+      stats: Running statistics; () if there are none.
+    """
 
   def fork(self) -> 'Learner':
-    """Returns an independent copy."""
+    """Returns an independent copy: later calls change only one of the two.
+
+    It shares compiled programs, and arrays that are never changed in place.
+    """
 
   def add(
     self,
@@ -182,7 +194,12 @@ class Learner(Protocol):
   def replace(
     self, update: int, function: Callable[[Payload], Payload]
   ) -> Payload:
-    """Replaces an update's sum by a function of it, and returns the result."""
+    """Replaces an update's sum by a function of it, and returns the result.
+
+    Args:
+      update: Number of an update to which something was added.
+      function: Called once with the sum, whose memory it may reuse.
+    """
 
   def commit(self, update: int) -> None:
     """Applies an update and increments the version.
@@ -213,10 +230,14 @@ class Learner(Protocol):
     """
 
   def state(self) -> dict[str, Any]:
-    """Returns the learner's state for a checkpoint, with sums of pushes."""
+    """Returns the learner's state for a checkpoint, with sums of pushes.
+
+    It refers to the learner's own arrays: later calls may reuse the memory of
+    the optimizer's state and of the sums.
+    """
 
   def restore(self, state: dict[str, Any]) -> None:
-    """Restores the result of `state`."""
+    """Restores the result of `state`, whose memory the learner owns then."""
 
 
 class ParameterStore(Protocol):

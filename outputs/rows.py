@@ -102,6 +102,12 @@ class Rows:
   def copy(self, sizes: Mapping[str, int]) -> None:
     """Opens copies of the files, which another process may still write.
 
+    The copies are hidden files beside them, which rows are appended to from now
+    on; `publish` puts them in place, and `close` removes them otherwise.
+
+    Args:
+      sizes: Bytes to copy of each file, by name: a result of `state`.
+
     Raises:
       OSError: If the files cannot be copied.
       ValueError: If a file is shorter.

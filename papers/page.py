@@ -56,6 +56,10 @@ class Section(NamedTuple):
 def read(folder: pathlib.Path, name: str) -> Section:
   """Returns an entry with the verdicts of stored results.
 
+  Args:
+    folder: Folder of results.  Without a file of this entry, `results` is None.
+    name: Name of the entry.
+
   Raises:
     ValueError: If entry or results cannot be read.
   """
@@ -74,7 +78,14 @@ def read(folder: pathlib.Path, name: str) -> Section:
 
 
 def write(folder: pathlib.Path) -> pathlib.Path:
-  """Writes the page of all entries and its figures; returns its file.
+  """Writes RESULTS.md, the page of all entries, and its figures.
+
+  Args:
+    folder: Folder with the results of runs, one file for each entry.  The page
+      is written into it, and the figures into `figures` in it.
+
+  Returns:
+    The file of the page.
 
   Raises:
     ValueError: If an entry or its results cannot be read.

@@ -33,7 +33,13 @@ _ROOT = pathlib.Path(__file__).parents[1]
 
 
 def die_with_parent() -> None:
-  """Makes the kernel kill this process when its parent ends (Linux)."""
+  """Makes the kernel kill this process when the thread that started it ends.
+
+  A parent that has ended before the call is not noticed.  Linux only.
+
+  Raises:
+    AttributeError: If the system has no prctl.
+  """
   ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
 
 

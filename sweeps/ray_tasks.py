@@ -57,10 +57,13 @@ def execute(
     jobs: Largest number of runs at a time; 0 for as many as the cluster has
       room for.
     uses_model: True if any run has a model; without one GPUs are not used.
+    options: Ray's options of each task by name, as `check` allows them
+      (--submit_with).  Without them a task has 1 CPU and no GPU.
 
   Raises:
-    ValueError: If there is no cluster, if no node has the resources of a run,
-      or if a node does not see the folder.
+    ValueError: If there is no cluster, or if a node does not see the folder.
+      Also if no node has the resources of a run, at the earliest 300 s after
+      the start: nodes may join until then.
   """
   ray = ray_cluster.connect(_FLAG)
   options = {'num_cpus': 1, 'num_gpus': 0} | dict(options)

@@ -78,6 +78,11 @@ class Elastic:
     return self._superstep(Decision())._replace(barrier=False)
 
   def push(self, push: Push) -> Decision:
+    """Applies the push as an update of its own, unless it is a chosen one.
+
+    The chosen pushes are summed into one update, which the last of them
+    applies.
+    """
     worker = push.worker
     self.members.stop(worker)
     self.clocks.tick(worker)

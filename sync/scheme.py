@@ -78,7 +78,10 @@ class Scheme(Protocol):
     """Releases the first iteration of every worker."""
 
   def push(self, push: Push) -> Decision:
-    """Records a gradient that has arrived."""
+    """Records a gradient that has arrived, and decides what it is summed into.
+
+    The update may be applied now, which is `commit`, or after later pushes.
+    """
 
   def wake(self, time: float) -> Decision:
     """Handles the timer of `Decision.wake_at`; it may be late or spurious."""

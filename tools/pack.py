@@ -154,7 +154,21 @@ def summary(
 
 
 def bottleneck(cluster: Cluster, packed: Forest) -> str:
-  """Returns the bottleneck of a forest by the names of its links."""
+  """Returns a text that names the links which limit a forest, and their weight.
+
+  If a cut proves the forest's bound, they are the links of the cut, with their
+  capacity in GB/s and the workers on one side.  If prices prove it, they are
+  the links of the highest price, with their part of the bound; or all links, if
+  they have one price.  At most 6 links or workers are named, and the number of
+  the others.
+
+  Args:
+    cluster: Cluster of the forest, whose ids are the names.
+    packed: The forest.
+
+  Raises:
+    ValueError: If the forest has no certificate, as for a single worker.
+  """
   capacity = {(src, dst): GBps for src, dst, GBps in cluster.links}
   if isinstance(packed.certificate, prices.Prices):
     priced = packed.certificate.links

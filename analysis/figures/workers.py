@@ -176,6 +176,9 @@ def draw_batches(
 ) -> Figure:
   """Draws the batches of workers against time.
 
+  Of more than 8 workers it draws 8, at equal distances in the order of their
+  indices, and says so in the legend.
+
   Args:
     workers: Times of pushes, seconds, [N], and their examples, [N], by worker.
     xlabel: Label of the axis of times.

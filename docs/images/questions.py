@@ -44,7 +44,15 @@ _SHOWN_S = (2.0, 4.0)  # Interval of the timelines, virtual seconds.
 
 
 def run(folder: pathlib.Path, *words: str) -> analysis.Run:
-  """Runs main.py with these flags unless the folder has the finished run."""
+  """Returns the run in a folder; runs main.py first if it has not finished.
+
+  Args:
+    folder: Folder of the run.
+    *words: Flags of main.py.
+
+  Raises:
+    CalledProcessError: If main.py fails.
+  """
   if not (folder / 'summary.json').exists():
     command = [sys.executable, 'main.py', *words, f'--workdir={folder}']
     subprocess.run(command, cwd=_ROOT, check=True)
@@ -52,7 +60,11 @@ def run(folder: pathlib.Path, *words: str) -> analysis.Run:
 
 
 def draw_when(runs: pathlib.Path) -> Figure:
-  """Returns the timelines of four workers under six schemes."""
+  """Returns the timelines of four workers under six schemes.
+
+  Args:
+    runs: Folder of runs; `run` makes those that are missing.
+  """
   timelines = {}
   for scheme in _SCHEMES:
     config = f'--config=configs/vgg16_{scheme}.py'
@@ -69,7 +81,11 @@ def draw_when(runs: pathlib.Path) -> Figure:
 
 @look.styled
 def draw_how_much(runs: pathlib.Path) -> Figure:
-  """Returns speeds of four workers and the batches that LB-BSP assigns."""
+  """Returns speeds of four workers and the batches that LB-BSP assigns.
+
+  Args:
+    runs: Folder of runs; `run` makes the one that is missing.
+  """
   found = run(
     runs / 'how_much',
     '--config=configs/vgg16_lb_bsp.py',
@@ -96,7 +112,11 @@ def draw_how_much(runs: pathlib.Path) -> Figure:
 
 @look.styled
 def draw_what(runs: pathlib.Path) -> Figure:
-  """Returns bytes of an iteration, by wire and route."""
+  """Returns bytes of an iteration, by wire and route.
+
+  Args:
+    runs: Folder of runs; `run` makes those that are missing.
+  """
   figure = Figure((look.PAGE, 2.6))
   axes = figure.subplots()
   for place, (label, changes) in enumerate(_WIRES.items()):
@@ -128,7 +148,11 @@ def draw_what(runs: pathlib.Path) -> Figure:
 
 
 def draw_where(runs: pathlib.Path) -> Figure:
-  """Returns the loads of unequal links in a run, and trees of its forest."""
+  """Returns the loads of unequal links in a run, and trees of its forest.
+
+  Args:
+    runs: Folder of runs; `run` makes the one that is missing.
+  """
   found = run(
     runs / 'where',
     '--config=configs/vgg16_bsp.py',

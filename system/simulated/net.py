@@ -352,7 +352,10 @@ class Socket(File):
   def sendmsg(
     self, buffers: Sequence[Any], ancillary: Any = (), flags: int = 0
   ) -> int:
-    """Sends some of the bytes of some buffers; returns how many."""
+    """Sends some of the bytes of some buffers; returns how many.
+
+    Ancillary data is dropped; of the flags only MSG_DONTWAIT has an effect.
+    """
     del ancillary
     self._scheduler.may_yield()
     while True:

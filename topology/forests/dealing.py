@@ -127,14 +127,17 @@ def window(
   that links stay busy while sums are on their way.
 
   Args:
+    forest: Forest over which the chunks are summed; its rate decides.
+    chunk_bytes: Size of a chunk.
     round_trip_s: Shortest measured time from a chunk's sending to the arrival
       of its sum, seconds; 0 if it is not measured.
     lanes: Number of lanes that divide the chunks.
 
   Returns:
-    The chunks that a lane carries in `ahead_s` plus 1.5 times the part of
-    `round_trip_s` beyond half of `ahead_s`.  At least the lane's part of 5
-    chunks, and of 2 per tree; at most the chunks of `ahead_bytes`.
+    The chunks that a lane carries in A = `ahead_s(forest)` seconds plus 1.5
+    times the part of `round_trip_s` beyond A / 2.  At most those for which the
+    lane's part of `AHEAD_BYTES` has room, for each sender to the same host; but
+    at least the lane's part of 5 chunks, and of 2 per tree.
   """
   least_s = ahead_s(forest)
   seconds = least_s + _TRIP_SHARE * max(round_trip_s - least_s / 2, 0.0)

@@ -261,10 +261,12 @@ def hosts_of(
 
   Simultaneous transfers of a host share its link: its rate is the sum of their
   bytes over the longest time.  Both rates of a host are taken to be equal,
-  unless it has sent at a lower rate and no receiver was a limit.
+  unless it has sent at a lower rate and no receiver was a limit.  A host
+  without traffic gets the highest rate of the others.
 
   Args:
     links: Traffic of the links between hosts.
+    workers: Number of workers, one on each host.
   """
   out, into = ([0.0] * workers for _ in range(2))
   slow: dict[int, int] = {}  # Receiver of the longest transfer of a host.
