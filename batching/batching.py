@@ -60,10 +60,14 @@ class Batching(Protocol):
     """Upper bound of all batches, examples; None without a bound."""
 
   def observe(self, measurement: Measurement) -> None:
-    """Records the measurement of a worker's iteration."""
+    """Records the measurement of a worker's iteration, before `assign`."""
 
   def assign(self, workers: Sequence[int]) -> dict[int, int]:
-    """Returns the number of examples of each worker's next iteration."""
+    """Returns the number of examples of each worker's next iteration.
+
+    Args:
+      workers: Workers that are released; all living ones if `needs_barriers`.
+    """
 
   def report(self) -> dict[str, float]:
     """Returns statistics of the current batches, by name, for metrics.jsonl."""

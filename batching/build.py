@@ -25,9 +25,11 @@ def make(config: ConfigDict, choose: Choose, *, num_factors: int) -> Batching:
 
   Args:
     config: Config of the run, checked.
+    choose: Returns the name and the fields of a section of the config.
+    num_factors: Number of driving factors that its predictor, if any, gets.
 
   Raises:
-    ValueError: If a setting is wrong; names the field.
+    ValueError: If a setting is wrong, or a file of curves; names the field.
   """
   workers, section = config.cluster.workers, config.batching
   _, own = choose('batching')

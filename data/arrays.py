@@ -21,6 +21,10 @@ def make(*, directory: str | None, file: str) -> Dataset:
   The number of classes is the largest class, or token, plus 1.  Floats become
   float32; integers other than bytes become int32.
 
+  Args:
+    directory: Folder of the file; None if there is none.
+    file: Name of the file in it.
+
   Raises:
     ValueError: If the file is missing, or lacks an array, or if one has another
       type or shape.

@@ -37,6 +37,7 @@ def make(
   `len[i]` bytes of `buf`, and `y[i]` is its class.
 
   Args:
+    directory: Folder of the file; None if there is none.
     file: The official archive, .tar.gz, or JPEG images, .npz.
 
   Raises:

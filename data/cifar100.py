@@ -20,6 +20,7 @@ def make(*, directory: str | None, file: str) -> Dataset:
   unpacked to disk.
 
   Args:
+    directory: Folder of the file; None if there is none.
     file: The official archive, cifar-100-python.tar.gz.
 
   Raises:

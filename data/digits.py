@@ -29,7 +29,9 @@ def make(*, directory: str | None, fold: int, validation: bool) -> Dataset:
   can be chosen without looking at the fold.
 
   Args:
+    directory: Unused, as the digits come with scikit-learn.
     fold: Index of the fifth that is for testing, 0 to 4.
+    validation: Whether the fold is left out.
 
   Raises:
     ValueError: If there is no such fold.

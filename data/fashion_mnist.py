@@ -27,6 +27,7 @@ def make(*, directory: str | None, folder: str) -> Dataset:
   """Returns the images as uint8 [N, 32, 32, 1], with margins of zeros.
 
   Args:
+    directory: Folder of `folder`; None if there is none.
     folder: Name of a folder with train-images-idx3-ubyte,
       train-labels-idx1-ubyte, t10k-images-idx3-ubyte and
       t10k-labels-idx1-ubyte, with or without the ending .gz.

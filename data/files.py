@@ -29,6 +29,10 @@ def locate_file(
 def locate_folder(directory: str | None, folder: str) -> pathlib.Path:
   """Returns the path of `folder` in `directory`.
 
+  Args:
+    directory: Path of a folder; None if there is none.
+    folder: Name of a folder in it.
+
   Raises:
     ValueError: If it is not there; names the field `folder`.
   """

@@ -22,8 +22,10 @@ def make(*, directory: str | None, folder: str, pixels: int) -> Dataset:
   1,000 training images, at equal distances from the first to the last.
 
   Args:
+    directory: Folder of `folder`; None if there is none.
     folder: Name of a folder with train/CLASS/*.png and test/CLASS/*.png, or
       val/ in place of test/; .jpg and .jpeg, too.
+    pixels: Height and width to which images are resized.
 
   Raises:
     ValueError: As in `image_folders.read`.

@@ -34,8 +34,10 @@ def read(
   their folders' names; the examples are sorted by class.
 
   Args:
+    directory: Folder of `folder`; None if there is none.
     folder: Name of a folder with train/CLASS/FILE and TEST/CLASS/FILE.
     test: Name of the folder TEST.
+    pixels: Height and width of the cropped images.
     shown: Share of the shorter side that the central crop shows.
     suffixes: Ends of the names of image files, in small letters.
 

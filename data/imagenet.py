@@ -22,7 +22,9 @@ def make(*, directory: str | None, folder: str, pixels: int) -> Dataset:
   centre is cropped.  Both are one step, which resizes only the centre.
 
   Args:
+    directory: Folder of `folder`; None if there is none.
     folder: Name of a folder with train/CLASS/*.JPEG and val/CLASS/*.JPEG.
+    pixels: Height and width of the cropped images.
 
   Raises:
     ValueError: As in `image_folders.read`.

@@ -68,10 +68,12 @@ class Stream:
   def take(self, worker: int, count: int) -> Ranges:
     """Returns the positions of the worker's next iteration, ascending.
 
-    They are in use until `done` or `leave`.  They are taken from the worker's
-    lease, which is extended so that `ahead * count` positions remain.
+    They are in use until `done`, `give_back` or `leave`.  They are taken from
+    the worker's lease, which is extended so that `ahead * count` positions
+    remain.
 
     Args:
+      worker: Index of the worker.
       count: Number of examples of the iteration, at least 1.
 
     Raises:
@@ -138,11 +140,18 @@ class Stream:
     self.used += size(self.in_use.pop(worker))
 
   def give_back(self, worker: int) -> None:
-    """Ends the worker's iteration: its examples are issued again."""
+    """Ends the worker's iteration: its examples are issued again.
+
+    Raises:
+      KeyError: If the worker has no iteration in use.
+    """
     self.returned = _merged(self.returned + self.in_use.pop(worker))
 
   def leave(self, worker: int) -> None:
-    """Gives back all positions that the worker holds: they are issued again."""
+    """Gives back all positions that the worker holds: they are issued again.
+
+    A worker that holds none is no error.
+    """
     held = self.in_use.pop(worker, ()) + self.leases.pop(worker, ())
     self.returned = _merged(self.returned + held)
 

@@ -28,6 +28,14 @@ def make(
   The test examples have the same prototypes.  The same arguments give the same
   examples.
 
+  Args:
+    directory: Unused, as nothing is read.
+    num_train: Number of examples to train on.
+    num_test: Number of examples to test on.
+    pixels: Height and width of an example.
+    channels: Numbers of a pixel.
+    num_classes: Number of classes.
+
   Raises:
     ValueError: If a number is less than 1.
   """

@@ -27,8 +27,10 @@ def make(
   attention never crosses it.
 
   Args:
+    directory: Folder of the file; None if there is none.
     file: Name of a file, of any size, as it is mapped into memory; '' for the
       text that comes with Python.
+    length: Bytes of a row.
     test_share: Share of the rows that is for testing, between 0 and 1.
 
   Raises:

@@ -55,6 +55,7 @@ def make(
   the vocabulary, unless the vocabulary has all integers of the type.
 
   Args:
+    directory: Folder of both files; None if there is none.
     file: Name of the file to train on.
     test_file: Name of the file to test on; '' for the end of `file`, which is
       then left out of training.
@@ -64,6 +65,7 @@ def make(
     vocabulary: Number of different tokens, which count from 0.
     separator: Token id at the start of each document.  Attention never crosses
       it.  -1: no such token.
+    length: Tokens of a row.
     bytes_per_token: Mean bytes of text per token, for bits per byte; 0 if it is
       not known.
 

@@ -23,10 +23,17 @@ class DeviceCopies(Protocol):
   """
 
   def start_to_host(self, arrays: Sequence[jax.Array]) -> Sequence[Any]:
-    """Starts copies to the host; returns one for each array."""
+    """Starts copies to the host; returns one for each array.
+
+    The results are for `wait_for_host` alone.
+    """
 
   def wait_for_host(self, copy: Any) -> np.ndarray:
-    """Waits for a copy to the host; returns its numbers, not to be changed."""
+    """Waits for a copy to the host; returns its numbers, not to be changed.
+
+    Args:
+      copy: One of the results of `start_to_host`.
+    """
 
   def start_to_device(
     self, arrays: Sequence[np.ndarray]

@@ -128,7 +128,10 @@ def check_each(name: str, values: jax.Array, mask: jax.Array) -> None:
 
 
 def padded(array: np.ndarray, length: int) -> np.ndarray:
-  """Returns an array, [n, ...], with its rows repeated up to a length."""
+  """Returns an array, [n, ...], with its rows repeated up to a length.
+
+  It is the array itself if it has that length already.
+  """
   if len(array) == length:
     return array
   # Zeros would distort the statistics of a normalised batch.

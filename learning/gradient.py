@@ -227,7 +227,15 @@ class TaskGradient:
   def parts(
     self, iteration: Iteration, *, step: int = 0
   ) -> list[tuple[Any, ...]]:
-    """Returns the arguments of `part` but `params`, for each micro-batch."""
+    """Returns the arguments of `part` but `params`, for each micro-batch.
+
+    Counts their examples in `computed`.  Examples that `prepare` has gathered
+    for this iteration are used and dropped; others are gathered now.
+
+    Args:
+      iteration: The iteration.
+      step: Index of the local step that the micro-batches belong to.
+    """
     last = (np.float32(iteration.scale),) if self._scaled else ()
     micro_batches = self._gathered.pop(iteration.ranges, None)
     if micro_batches is None:
@@ -281,7 +289,11 @@ class TaskGradient:
     return backward_order(gradient, params, inputs, targets, np.int32(1), stamp)
 
   def prepare(self, *batches: Ranges) -> None:
-    """Gathers the examples of the next calls, and drops those of others."""
+    """Gathers the examples of the next calls, and drops those of others.
+
+    Args:
+      *batches: Positions of the examples of each call.
+    """
     before = self._gathered
     self._gathered = {
       ranges: before.get(ranges) or list(self._gather(ranges))

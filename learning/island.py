@@ -185,7 +185,11 @@ class IslandMesh:
     return tree
 
   def spread(self, params: Any) -> Callable[..., '_MeshSpread']:
-    """Returns the constructor of a `Spread` for `TaskGradient`."""
+    """Returns the constructor of a `Spread` for `TaskGradient`.
+
+    Args:
+      params: Pytree like the parameters, for its shapes.
+    """
 
     def make(part: Callable[..., Any], *, others: int) -> _MeshSpread:
       return _MeshSpread(self, part, params, others=others)
@@ -231,7 +235,13 @@ class IslandMesh:
     )
 
   def place(self, array: np.ndarray, *, split: bool) -> jax.Array:
-    """Returns an array that each process has, on the mesh."""
+    """Returns an array that each process has, on the mesh.
+
+    Args:
+      array: The whole array, the same in every process.
+      split: Whether its first axis is divided over the devices; if not, each
+        device has all of it.
+    """
     sharding = self._split if split else self._everywhere
     array = np.asarray(array)
     return jax.make_array_from_callback(
@@ -372,7 +382,10 @@ class IslandPushes:
     return jax.tree.map(self._mesh.bind, tree)
 
   def batches(self, examples: int | None, *, changing: bool) -> list[int]:
-    """Returns batch sizes that together use every program of a run."""
+    """Returns batch sizes that together use every program of a run.
+
+    The arguments are those of `TaskGradient.batches`.
+    """
     return self._gradient.batches(examples, changing=changing)
 
   def __call__(

@@ -278,7 +278,8 @@ class Layout:
   def unflatten(self, vector: Any) -> Any:
     """Returns the gradient in a vector [gradient_size] or longer.
 
-    Its leaves are views if the vector is a NumPy array; traceable.
+    Its leaves are views if the vector is a NumPy array; traceable.  Leaves that
+    are not in the vector are zeros.
     """
     leaves = [
       np.zeros(shape, np.float32) if place is None else _view(vector, place, 0)
@@ -422,7 +423,10 @@ def _kinds(
 
 
 def concatenate(vectors: Sequence[jax.Array]) -> jax.Array:
-  """Returns vectors end to end; many times faster than XLA's own on CPUs."""
+  """Returns vectors end to end; many times faster than XLA's own on CPUs.
+
+  A single vector is returned as it is, without a copy.
+  """
   if len(vectors) == 1:
     return vectors[0]
   dtype = vectors[0].dtype if len(vectors) else np.float32

@@ -46,7 +46,10 @@ class Computation(Protocol):
     """Number of examples computed so far, with padding."""
 
   def prepare(self, ranges: Ranges) -> None:
-    """Gathers the examples of a later call, which may then begin sooner."""
+    """Gathers the examples of the next call, which may then begin sooner.
+
+    Drops those that were gathered for other calls.
+    """
 
   def weigh(self, ranges: Ranges) -> float:
     """Returns the weight of examples in the mean of an update, in examples.

@@ -100,7 +100,10 @@ class LocalCodec:
     return self._map_payload(_decode, message)
 
   def pull(self, params: Any) -> Any:
-    """Returns the parameters that workers receive, given those of servers."""
+    """Returns the parameters that workers receive, given those of servers.
+
+    If the wire changes nothing, they are the same arrays.
+    """
     if self._shards:
       messages = self._shards.encode_pulls(params, self._stats)
       return self._shards.decode_pulls(messages)[0]
@@ -126,7 +129,14 @@ class LocalCodec:
     return [self._shards.push_bytes(server, stage) for server in servers]
 
   def residual_norms(self, states: Any) -> dict[str, float]:
-    """Returns the L1 norms of a worker's residuals by parameter."""
+    """Returns the L1 norms of a worker's residuals by parameter.
+
+    Args:
+      states: The worker's codec states.
+
+    Returns:
+      {} if the wire sends whole gradients.
+    """
     if not self._shards or not self.has_residual:
       return {}
     return l1_norms(self._shards.residuals(states))

@@ -24,7 +24,17 @@ from configs.checks import require
 def sgd(
   *, momentum: float, nesterov: bool, weight_decay: float
 ) -> optax.GradientTransformation:
-  """Returns stochastic gradient descent with decay added to the gradient."""
+  """Returns stochastic gradient descent with learning rate 1.
+
+  Args:
+    momentum: Decay of the sum of gradients; 0 for none.
+    nesterov: Whether momentum is Nesterov's, which needs `momentum`.
+    weight_decay: Multiple of the parameters that is added to the gradient.
+
+  Raises:
+    ValueError: If an argument is out of range, or if `nesterov` comes without
+      momentum.
+  """
   _check_nesterov(nesterov, momentum)
   return optax.chain(
     optax.add_decayed_weights(weight_decay)
@@ -38,7 +48,16 @@ def sgd(
 def adamw(
   *, b1: float, b2: float, eps: float, weight_decay: float
 ) -> optax.GradientTransformation:
-  """Returns Adam with decoupled weight decay (Loshchilov and Hutter, 2019)."""
+  """Returns Adam with decoupled weight decay, and with learning rate 1.
+
+  Loshchilov and Hutter, 2019.
+
+  Args:
+    b1: Decay of the mean of gradients.
+    b2: Decay of the mean of their squares.
+    eps: Number added to the root of that mean.
+    weight_decay: Multiple of the parameters that is added to the step.
+  """
   return optax.adamw(1.0, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay)
 
 
@@ -113,7 +132,12 @@ def lars(
 def clipped(
   tx: optax.GradientTransformation, *, clip_norm: float
 ) -> optax.GradientTransformation:
-  """Returns an optimizer of gradients that are clipped by global norm."""
+  """Returns an optimizer of gradients that are clipped by global norm.
+
+  Args:
+    tx: Optimizer of the clipped gradients.
+    clip_norm: Largest norm; `tx` itself is returned if it is infinite.
+  """
   if clip_norm == math.inf:
     return tx
   return optax.chain(optax.clip_by_global_norm(clip_norm), tx)

@@ -21,7 +21,7 @@ def sgd() -> optax.GradientTransformation:
 
 @declared.check_arguments('outer.nesterov')
 def nesterov(*, momentum: float) -> optax.GradientTransformation:
-  """Returns Nesterov's momentum, the outer optimizer of DiLoCo."""
+  """Returns Nesterov's momentum, the outer optimizer of DiLoCo, at rate 1."""
   return optax.sgd(1.0, momentum=momentum, nesterov=True)
 
 

@@ -43,7 +43,11 @@ class Scaling(NamedTuple):
     return self.value > _LEAST
 
   def after(self, *, finite: bool) -> 'Scaling':
-    """Returns the loss scale after another gradient, finite or not."""
+    """Returns the loss scale after another gradient, finite or not.
+
+    Halves after a gradient that is not finite, and doubles after `grow_after`
+    finite ones in a row, but stays between 2^-8 and 2^24.
+    """
     if not finite:
       return self._replace(value=max(self.value / 2, _LEAST), good=0)
     if self.good + 1 < self.grow_after:

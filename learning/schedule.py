@@ -64,7 +64,11 @@ class Schedule(NamedTuple):
 
 
 def constant(*, total_epochs: float) -> Shape:
-  """Returns the shape that is always 1."""
+  """Returns the shape that is always 1.
+
+  Args:
+    total_epochs: Unused.
+  """
   del total_epochs
   return lambda epochs: 1.0
 
@@ -73,7 +77,16 @@ def constant(*, total_epochs: float) -> Shape:
 def step(
   *, total_epochs: float, epochs: Sequence[float], factor: float
 ) -> Shape:
-  """Returns a shape that is multiplied by `factor` at each of `epochs`."""
+  """Returns a shape that is multiplied by `factor` at each of `epochs`.
+
+  Args:
+    total_epochs: Unused.
+    epochs: Increasing numbers of epochs since the start of the run.
+    factor: Factor of the learning rate, from each of them on.
+
+  Raises:
+    ValueError: If an argument is out of range, or `epochs` do not increase.
+  """
   del total_epochs
   steps = tuple(epochs)
   is_increasing = list(steps) == sorted(set(steps))
@@ -83,7 +96,12 @@ def step(
 
 @declared.check_arguments('schedule.cosine')
 def cosine(*, total_epochs: float, final: float) -> Shape:
-  """Returns half a cosine from 1 to `final` (Loshchilov and Hutter, 2017)."""
+  """Returns half a cosine from 1 to `final` (Loshchilov and Hutter, 2017).
+
+  Args:
+    total_epochs: Epochs at which it reaches `final`, where it then stays.
+    final: Share of the initial learning rate.
+  """
 
   def shape(epochs: float) -> float:
     done = min(epochs / total_epochs, 1.0)

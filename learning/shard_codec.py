@@ -98,7 +98,15 @@ class ShardCodec:
     return self._split(self.params, self._stats)[server]
 
   def split_shard(self, vector: np.ndarray, server: int) -> tuple[Any, Any]:
-    """Returns parameters and statistics of a server, given end to end."""
+    """Returns parameters and statistics of a server, as views of a vector.
+
+    Args:
+      vector: Parameters and then statistics of the server.
+      server: Index of the server.
+
+    Returns:
+      Vectors of both; () in place of statistics if there are none.
+    """
     params, stats = self.sizes[server]
     return vector[:params], vector[params:] if stats else ()
 
@@ -130,7 +138,12 @@ class ShardCodec:
     return self._pushes[stage][server].message(sent)
 
   def pull_message(self, sent: np.ndarray, server: int) -> Message:
-    """Returns a server's part of a pull as views of its bytes."""
+    """Returns a server's part of a pull as views of its bytes.
+
+    Args:
+      sent: Uint8 [pull_bytes(server)].
+      server: Index of the server.
+    """
     return self._pulls[server].message(sent)
 
   def residuals(self, states: Sequence[State]) -> Residuals:

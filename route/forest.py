@@ -21,7 +21,16 @@ _MIN_SPEEDUP = 1.05  # Over the best of shards and rings.
 def compare_candidates(
   cluster: Cluster, size_bytes: int, latency_s: Latency
 ) -> tuple[Candidate, list[Candidate]]:
-  """Returns the forest to use, and all candidates with predicted times."""
+  """Returns the forest to use, and all candidates with predicted times.
+
+  It is the fastest packed forest or tree if that is at least 5 % faster than
+  the fastest of rings and equal shards, and else the latter.
+
+  Args:
+    cluster: Known links of two or more workers.
+    size_bytes: Bytes of the message that is summed.
+    latency_s: Latency of every link, or of each by its ends, seconds.
+  """
   groups = [
     [
       selection.predict_time(name, cluster, forest, size_bytes, latency_s)

@@ -118,6 +118,9 @@ def choose_fastest(candidates: Sequence[Candidate]) -> Candidate:
   """Returns the candidate of the shortest time, corrected by measured effects.
 
   The corrections count trees, levels and senders.  Ties: the first candidate.
+
+  Args:
+    candidates: At least one.
   """
 
   def cost(each: Candidate) -> float:
@@ -257,5 +260,9 @@ def build_trees(cluster: Cluster) -> Iterator[tuple[str, Forest]]:
 
 
 def build_shards(cluster: Cluster) -> tuple[str, Forest]:
-  """Returns the forest with an equal shard in each worker, with its name."""
+  """Returns a name, and a forest with a tree for each worker, of equal shares.
+
+  In its tree the worker is the root of an equal shard: all others send theirs
+  directly to it, and get the sum.
+  """
   return 'sharded', schemes.sharded_server(cluster, make_empty(cluster))

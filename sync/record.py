@@ -68,6 +68,10 @@ def replay(scheme: Scheme, rows: Iterable[Row]) -> Iterator[tuple[Row, Row]]:
   Args:
     scheme: Scheme with the settings of the recorded run, before its first
       event; changed in place.
+    rows: Rows of `encode_row`, in the order of the events.
+
+  Raises:
+    ValueError: If the scheme refuses an event.
   """
   for recorded in rows:
     fields = {

@@ -75,7 +75,11 @@ class Scheme(Protocol):
   """
 
   def start(self, time: float) -> Decision:
-    """Releases the first iteration of every worker."""
+    """Releases the first iteration of every worker; called once.
+
+    Args:
+      time: Time of the start, seconds, clock of the run.
+    """
 
   def push(self, push: Push) -> Decision:
     """Records a gradient that has arrived, and decides what it is summed into.
@@ -84,13 +88,31 @@ class Scheme(Protocol):
     """
 
   def wake(self, time: float) -> Decision:
-    """Handles the timer of `Decision.wake_at`; it may be late or spurious."""
+    """Handles the timer of `Decision.wake_at`; it may be late or spurious.
+
+    Args:
+      time: Present time, seconds, clock of the run.
+    """
 
   def leave(self, worker: int, time: float) -> Decision:
-    """Records that a worker has left.  Its earlier pushes still count."""
+    """Records that a worker has left.  Its earlier pushes still count.
+
+    The others are released if they only waited for it.
+
+    Args:
+      worker: Index of the worker.
+      time: Present time, seconds, clock of the run.
+    """
 
   def join(self, worker: int, time: float) -> Decision:
-    """Records that a worker that had left has rejoined."""
+    """Records that a worker that had left has rejoined.
+
+    It waits until a decision, of this or of a later call, releases it.
+
+    Args:
+      worker: Index of the worker.
+      time: Present time, seconds, clock of the run.
+    """
 
 
 @dataclasses.dataclass

@@ -238,7 +238,11 @@ class Wire(NamedTuple):
     return [*(codec for _, codec in self.warmup), self.push]
 
   def stage(self, epochs: float) -> int:
-    """Returns the index in `pushes` of the codec in use after `epochs`."""
+    """Returns the index in `pushes` of the codec in use after `epochs`.
+
+    Args:
+      epochs: Epochs of examples in applied updates.
+    """
     return sum(until <= epochs for until, _ in self.warmup)
 
   def for_matrices(self, matrices: Sequence[Rows]) -> 'Wire':
@@ -256,12 +260,23 @@ class Wire(NamedTuple):
     return self.elementwise and all(map(_is_identity, self._codecs))
 
   def push_bytes(self, params: int, stats: int, stage: int = -1) -> int:
-    """Returns the bytes of a push, by numbers of parameters and statistics."""
+    """Returns the bytes of a push.
+
+    Args:
+      params: Number of parameters.
+      stats: Number of statistics.
+      stage: Index in `pushes`; the last by default, after all warm-up.
+    """
     push = self.pushes[stage]
     return push.size_bytes(params) + self.stats.size_bytes(stats)
 
   def pull_bytes(self, params: int, stats: int) -> int:
-    """Returns the bytes of a pull, by numbers of parameters and statistics."""
+    """Returns the bytes of a pull, the same in all stages.
+
+    Args:
+      params: Number of parameters.
+      stats: Number of statistics.
+    """
     return self.pull.size_bytes(params) + self.stats.size_bytes(stats)
 
   @property

@@ -132,7 +132,13 @@ def pack(whole: jax.Array, bits: int) -> jax.Array:
 
 
 def unpack(packed: jax.Array, bits: int, n: int) -> jax.Array:
-  """Returns the n integers, int8 [n], from the bytes of `pack`."""
+  """Returns the integers that `pack` was given, int8 [n].
+
+  Args:
+    packed: Result of `pack`.
+    bits: Bits of an integer, as for `pack`: 8, 4 or 2.
+    n: Number of the integers.
+  """
   codes = (packed[:, None] >> _shifts(bits)).reshape(-1)[:n]
   # The highest bit is the sign, which the shift back copies.
   high = jax.lax.bitcast_convert_type(codes << (8 - bits), jnp.int8)

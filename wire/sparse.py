@@ -131,7 +131,11 @@ class ChunkSettings(NamedTuple):
     return bool(self.sparsity) and not self.lags
 
   def count_chunks(self, n: int) -> int:
-    """Returns the number of chunks of n numbers."""
+    """Returns the number of chunks of n numbers; the last may be padded.
+
+    Raises:
+      ValueError: If a chunk has more than n numbers.
+    """
     expected = f'at most {n}, the numbers that travel together'
     require(self.chunk <= n, 'chunk', expected, self.chunk)
     return -(-n // self.chunk)
