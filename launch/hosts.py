@@ -216,6 +216,8 @@ def change_commands(lab: str, host: str, rate: int) -> Iterator[str]:
   """Yields the commands that change the rates of a host without pairs.
 
   Args:
+    lab: Name of the lab.
+    host: Name of the host.
     rate: New send and receive rate, bit/s.
   """
   ends = (f'{lab}-{host}', 'eth0'), (f'{lab}-{SWITCH}', host)

@@ -40,6 +40,12 @@ _AS_HOST = """
 def run(links: hosts.Links, argv: Sequence[str]) -> int:
   """Runs a command on the first host of a new lab; removes the lab.
 
+  SIGINT, SIGTERM and SIGHUP get handlers in this process, which stay.
+
+  Args:
+    argv: Command, which finds the lab and its hosts in SYNCOPATE_LAB and
+      SYNCOPATE_HOSTS.
+
   Returns:
     The exit code of the command; 128 + the number of a signal that ended it.
 
@@ -65,6 +71,8 @@ def command(host: str, argv: Sequence[str], lab: str = '') -> list[str]:
   Its process becomes that of the other command, so that signals reach it.
 
   Args:
+    host: Name of the host.
+    argv: Command to execute there.
     lab: Name of the lab; '' for that of SYNCOPATE_LAB.
 
   Raises:

@@ -112,7 +112,11 @@ class Plan:
     return names
 
   def island(self, name: str) -> list[str]:
-    """Returns the processes of a process's island, the leader first."""
+    """Returns the processes of a process's island, the leader first.
+
+    Args:
+      name: Name of a worker's process, of any in its island, or of a server's.
+    """
     if name.startswith('server'):
       return [name]
     leader = name.partition('.')[0]
@@ -208,6 +212,12 @@ class Plan:
   def places(self, environ: Mapping[str, str]) -> dict[str, str]:
     """Returns the host of the lab for each process; '' without a lab.
 
+    Processes take the hosts in turn, and begin again after the last one.
+
+    Args:
+      environ: Environment with SYNCOPATE_LAB and SYNCOPATE_HOSTS, if there is a
+        lab.
+
     Raises:
       ValueError: If it names a lab, but no hosts.
     """
@@ -221,6 +231,10 @@ class Plan:
 
   def devices(self, environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Returns the variables that give each process its devices.
+
+    Args:
+      environ: Environment, in which CUDA_VISIBLE_DEVICES and JAX_PLATFORMS may
+        restrict the GPUs.
 
     Raises:
       ValueError: If there are GPUs, but too few; or none to share.

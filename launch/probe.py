@@ -157,7 +157,16 @@ def find_place(
   port: int,
   config: Any,
 ) -> rendezvous_files.Place:
-  """Returns the place of the rendezvous, through files of a shared folder."""
+  """Returns the place of the rendezvous, through files of a shared folder.
+
+  Rank 0 creates the folder and announces the place; others wait for it.
+
+  Args:
+    folder: Folder that all hosts share.
+    address: Address of rank 0.
+    port: Port of rank 0; 0 for any free one.
+    config: Settings with `start_s`, the seconds within which rank 0 must come.
+  """
   if role.index > 0:
     return rendezvous_files.join(
       folder, place, launch=role.launch, limit_s=config.start_s

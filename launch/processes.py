@@ -289,7 +289,10 @@ class Group:
     return self._running[name].popen.pid
 
   def code(self, name: str) -> int | None:
-    """Returns the exit code of a process; None if it runs."""
+    """Returns the exit code of a process; None if it runs.
+
+    Also receives output and ends of other processes, as `next_ends` does.
+    """
     if name in self._running:
       self.next_ends(0.0)
     return None if name in self._running else self._codes[name]
@@ -301,7 +304,10 @@ class Group:
     return self._folder / f'{name}.log'
 
   def log(self, name: str) -> str:
-    """Returns the output of a process so far."""
+    """Returns the output of a process so far.
+
+    Output of an earlier process of this name in the folder precedes it.
+    """
     return self.log_path(name).read_text(errors='replace')
 
   def tail(self, name: str, lines: int = _TAIL) -> str:
@@ -312,6 +318,7 @@ class Group:
     """Waits until processes have ended; returns their exit codes by name.
 
     Args:
+      timeout_s: Limit, seconds.
       *names: Processes; all by default.
 
     Raises:
@@ -324,6 +331,7 @@ class Group:
     """Waits until processes have ended, all with exit code 0.
 
     Args:
+      timeout_s: Limit, seconds.
       *names: Processes; all by default.
 
     Raises:
@@ -344,7 +352,10 @@ class Group:
     """Waits until `count` lines of a log match; returns the last match.
 
     Args:
+      name: Name of the process, whose log is read from its beginning.
       pattern: Regular expression, searched in each whole line.
+      timeout_s: Limit, seconds.
+      count: Number of lines that must match.
 
     Raises:
       ProcessError: If the process ends before, or after the time limit.
@@ -398,7 +409,10 @@ class Group:
     return line.decode()
 
   def signal(self, name: str, number: int) -> None:
-    """Sends a signal to a running process, but not to its descendants."""
+    """Sends a signal to a process, but not to its descendants.
+
+    Does nothing if it has ended.
+    """
     if name in self._running:
       signal.pidfd_send_signal(self._running[name].descriptor, number)
 
@@ -448,6 +462,9 @@ class Group:
     """Waits until a process ends, `wake` is called or the time is over.
 
     Also returns when the receiver of the output is lost.
+
+    Args:
+      timeout_s: Longest time to wait; 0 to look only.
 
     Returns:
       The ends of processes, once all their output has been received.

@@ -184,6 +184,10 @@ class Accounting:
   def add_update(self, update: int, *, applied: bool = True) -> int:
     """Counts an update that was applied, or skipped with all of its pushes.
 
+    Args:
+      update: Number of an update with pushes of `add_push`.
+      applied: Whether it was applied.
+
     Returns:
       The number of pushes that were applied.
     """

@@ -180,6 +180,12 @@ class Checkpoints:
   def save(self, state: Any) -> None:
     """Captures the coordinator's state; writes it while the run continues.
 
+    Waits for the checkpoint before, and removes incomplete ones.  Once this one
+    is complete, all but the newest `keep` are removed.
+
+    Args:
+      state: Plain data and JAX arrays, which may change after the call.
+
     Raises:
       OSError: If the checkpoint before could not be written.
       Exception: As other processes fail to write their parts.
@@ -303,7 +309,13 @@ def part_names(directory: pathlib.Path, number: int) -> list[str]:
 
 
 def remove_all_but(directory: pathlib.Path, kept: Sequence[int]) -> None:
-  """Removes checkpoints with other numbers; logs those it cannot remove."""
+  """Removes checkpoints with other numbers; logs those it cannot remove.
+
+  Incomplete ones are removed, too.
+
+  Args:
+    kept: Numbers of the checkpoints that stay.
+  """
   for number in _numbers(directory):
     if number in kept:
       continue

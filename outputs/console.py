@@ -50,6 +50,10 @@ class Console:
     """Shows a row of metrics.jsonl, and a measure of the newest evaluation.
 
     Rows of barriers are not logged.
+
+    Args:
+      row: Row of metrics.jsonl.
+      newest: Measures of the newest evaluation, by name.
     """
     value = figures.text(self._primary, newest.get(self._primary))
     text = (

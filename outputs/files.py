@@ -145,7 +145,10 @@ class RunFiles:
   ) -> None:
     """Opens the files that grow, and records this start in the manifest.
 
+    A summary of an earlier start is removed.
+
     Args:
+      num_workers: Number of workers, which a new timeline names.
       sizes: Bytes of each file at the checkpoint to resume from; None for a new
         run.
       examples: Examples applied until then.
@@ -159,6 +162,10 @@ class RunFiles:
 
   def copy(self, manifest: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
     """Copies the files of another process, up to `sizes`, bytes of each.
+
+    Args:
+      manifest: Manifest of the run, whose config says which files there are.
+      sizes: Bytes to copy of each file, by name.
 
     Raises:
       OSError: If the files cannot be copied.

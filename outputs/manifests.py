@@ -133,7 +133,14 @@ def identity(described: Mapping[str, Any]) -> dict[str, str]:
 def describe_difference(
   expected: Mapping[str, str], got: Mapping[str, str]
 ) -> str:
-  """Returns the fields that differ with both values; '' if none is known to."""
+  """Returns the fields that differ with both values; '' if none is known to.
+
+  At most 8 fields, and 40 characters of each value.
+
+  Args:
+    expected: Result of `identity`; {} if it is not known.
+    got: The same.
+  """
   differing = [
     field
     for field in sorted(expected.keys() | got.keys())

@@ -155,7 +155,12 @@ class Measures:
     self.applied += pushes
 
   def add_bytes(self, time: float, size_bytes: int) -> None:
-    """Adds the bytes that have arrived between the start and `time` seconds."""
+    """Adds the bytes that have arrived between the start and `time` seconds.
+
+    Args:
+      time: Seconds since the start.
+      size_bytes: Bytes of all this time, with those of earlier calls.
+    """
     window = int(time / self.window_s)
     while window >= _WINDOWS:
       pairs = [*self.windows, 0]

@@ -150,6 +150,7 @@ class Recorder:
     """Continues from the state of a checkpoint, which it takes over.
 
     Args:
+      state: Result of `state`.
       age_s: Seconds since that state that the run's wall time includes.
     """
     watch = self._watch
@@ -194,7 +195,9 @@ class Recorder:
     """Records an event of the scheme and its decision; warns of stragglers.
 
     Args:
+      name: Name of the event, as in `sync.record`.
       event: Fields of the event.
+      decision: Decision of the scheme on it.
       factors: Driving factors that were read with a push; may be none.
     """
     if self.rows.events:
@@ -287,7 +290,15 @@ class Recorder:
   def record_iteration(
     self, worker: int, phases_s: Mapping[str, float], time: float
   ) -> None:
-    """Records the seconds of a worker's iteration, by phase, at its end."""
+    """Records the seconds of a worker's iteration, by phase, at its end.
+
+    Warns of workers that have become slow, or are normal again.
+
+    Args:
+      worker: Index of the worker.
+      phases_s: Seconds in each of accounting.PHASES, in this order.
+      time: End of the iteration, seconds, clock of the run.
+    """
     self.measures.add_iteration(worker, phases_s)
     if self._watch is not None:
       self._record_warnings(self._watch.iteration(worker, time, phases_s), time)

@@ -80,7 +80,17 @@ class Rows:
     num_workers: int,
     manifest: Mapping[str, Any],
   ) -> None:
-    """Opens the files, cut to `sizes`, which are empty for a new run."""
+    """Opens the files, cut to `sizes`, which are empty for a new run.
+
+    Args:
+      sizes: Bytes of each file, by name: a result of `state`; {} for a new run.
+        A file that is not among them is emptied.
+      num_workers: Number of workers, which a new timeline names.
+      manifest: Manifest of the run, for MLflow.
+
+    Raises:
+      OSError: If a file cannot be opened.
+    """
     written = (True, self.events, self.timeline)
     for name, is_written in zip(NAMES, written, strict=True):
       if is_written:
@@ -125,6 +135,9 @@ class Rows:
   def publish(self, manifest: Mapping[str, Any]) -> None:
     """Replaces the files by the copies, to which no other process writes.
 
+    Args:
+      manifest: Manifest of the run, for MLflow.
+
     Raises:
       OSError: If a file cannot be replaced.
     """
@@ -133,7 +146,11 @@ class Rows:
     self._open_displays(manifest)
 
   def rewind(self, sizes: Mapping[str, int]) -> None:
-    """Goes back to earlier sizes of the files, in the process that writes."""
+    """Goes back to earlier sizes of the files, in the process that writes.
+
+    Args:
+      sizes: Bytes of each open file, by name: an earlier result of `state`.
+    """
     for name, file in self._files.items():
       _cut(file, sizes[name])
     self._open_board()
@@ -177,7 +194,10 @@ class Rows:
         stack.callback(self._board.close)
 
   def metric(self, row: Mapping[str, Any]) -> None:
-    """Appends a row to metrics.jsonl and plots it against examples."""
+    """Appends a row to metrics.jsonl, which others can read at once.
+
+    It is also plotted against examples, and sent to MLflow, if they are used.
+    """
     self._files['metrics.jsonl'].write(_dumps(row) + '\n')
     self._files['metrics.jsonl'].flush()
     self._plot(row)
@@ -200,7 +220,13 @@ class Rows:
   def span(
     self, worker: int, phase: str, start: float, end: float, examples: int
   ) -> None:
-    """Adds a phase of a worker's iteration to the timeline; seconds."""
+    """Adds a phase of a worker's iteration to the timeline; seconds.
+
+    Args:
+      start: Begin of the phase, seconds, clock of the run.
+      end: End of the phase.
+      examples: Examples of the iteration.
+    """
     if not self.timeline:
       return
     # Formatted by hand: runs of thousands of workers have millions of spans.

@@ -104,7 +104,11 @@ class Tracker:
     self._is_started.wait(_WAIT_S)
 
   def log(self, row: Mapping[str, Any]) -> None:
-    """Sends a row of metrics.jsonl."""
+    """Sends a row of metrics.jsonl, later and by another thread.
+
+    Does nothing if the run could not begin in MLflow, or if another process has
+    taken it over.
+    """
     if self._thread.is_alive():
       self._items.put(row)
 

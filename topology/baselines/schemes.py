@@ -33,12 +33,20 @@ def naive_ring(cluster: Cluster, best: trees.Forest) -> trees.Forest:
 
   An equal shard per worker travels once around the ring to that worker, and
   once more from it.
+
+  Args:
+    best: Packed forest of the cluster, whose collective, bound and proof the
+      result has; itself the result for a single worker.
   """
   return _build_rings(cluster, best, [cluster.workers])
 
 
 def naive_ring_both_ways(cluster: Cluster, best: trees.Forest) -> trees.Forest:
-  """Returns `naive_ring` with half of each shard in each direction."""
+  """Returns `naive_ring` with half of each shard in each direction.
+
+  Args:
+    best: As of `naive_ring`.
+  """
   order = cluster.workers
   return _build_rings(cluster, best, [order, order[::-1]])
 
@@ -48,6 +56,9 @@ def best_ring(cluster: Cluster, best: trees.Forest) -> trees.Forest:
 
   The order is the best for up to 8 workers, and for up to 12 where pairs share
   no link; otherwise it comes from a heuristic: see `ring_orders.best_order`.
+
+  Args:
+    best: As of `naive_ring`.
   """
   order = ring_orders.best_order(ways_of(cluster), both_ways=False)
   return _build_rings(cluster, best, [order])
@@ -58,6 +69,9 @@ def best_ring_both_ways(cluster: Cluster, best: trees.Forest) -> trees.Forest:
 
   The order of the workers is the fastest for both directions at once, which can
   differ from that of `best_ring`.
+
+  Args:
+    best: As of `naive_ring`.
   """
   order = ring_orders.best_order(ways_of(cluster), both_ways=True)
   return _build_rings(cluster, best, [order, order[::-1]])
@@ -79,6 +93,9 @@ def rotated_rings(cluster: Cluster, best: trees.Forest) -> trees.Forest:
 
   At most 16 rings are used.  Trees share the hops of their ring: those of 1,024
   workers take 0.8 GB, and a minute, half of it for ways and groups.
+
+  Args:
+    best: As of `naive_ring`.
   """
   groups = ways_of(cluster).groups()
   count = len(cluster.workers)
@@ -105,6 +122,9 @@ def hierarchical(cluster: Cluster, best: trees.Forest) -> trees.Forest:
   the shard of a worker of rank r goes up around each group to its worker of
   rank r, and from these around the groups to the root; down the other way.  In
   a smaller group, rank r is that of rank r modulo its workers.
+
+  Args:
+    best: As of `naive_ring`.
 
   Raises:
     ValueError: If there are several workers and all are in one group.
@@ -138,6 +158,9 @@ def double_binary_tree(cluster: Cluster, best: trees.Forest) -> trees.Forest:
   In an allgather and a reduce-scatter, where each worker is the root of a
   shard, each half of a shard has one of these trees, with all workers shifted
   until its worker is the root.
+
+  Args:
+    best: As of `naive_ring`.
   """
   ways, order = ways_of(cluster), cluster.workers
   count = len(order)
@@ -157,6 +180,9 @@ def single_server(cluster: Cluster, best: trees.Forest) -> trees.Forest:
   All others send it their data and get the sum.  In an allgather each worker
   sends its shard to the server, which sends it to the others; in a
   reduce-scatter the server adds up all shards and sends each to its worker.
+
+  Args:
+    best: As of `naive_ring`.
   """
   ways, workers = ways_of(cluster), cluster.workers
   # Shares sent to the server and from it, per hop.
@@ -184,7 +210,11 @@ def single_server(cluster: Cluster, best: trees.Forest) -> trees.Forest:
 
 
 def sharded_server(cluster: Cluster, best: trees.Forest) -> trees.Forest:
-  """Returns a parameter server at each worker, for an equal shard each."""
+  """Returns a parameter server at each worker, for an equal shard each.
+
+  Args:
+    best: As of `naive_ring`.
+  """
   ways, workers = ways_of(cluster), cluster.workers
   columns = [
     _build_tree(ways, root, [(root, w) for w in workers if w != root])
@@ -202,6 +232,9 @@ def load_balanced_shards(cluster: Cluster, best: trees.Forest) -> trees.Forest:
   worker i has the rate b_i each way, an allreduce of one byte among n workers
   takes max(1 / min b_i, (2 n - 2) / sum b_i) seconds.  For an allgather and a
   reduce-scatter, whose shards are equal, the result is `sharded_server`.
+
+  Args:
+    best: As of `naive_ring`.
   """
   if best.collective != 'allreduce' or len(cluster.workers) == 1:
     return sharded_server(cluster, best)
@@ -238,6 +271,9 @@ def equal_shards(cluster: Cluster, best: trees.Forest) -> trees.Forest:
   follow one another, with an equal shard for each worker.  For an allgather and
   a reduce-scatter, which have such shards, the result is `best`.  Beyond 64
   workers each phase is packed only to within 1 % of its bound.
+
+  Args:
+    best: As of `naive_ring`.
   """
   if best.collective != 'allreduce' or len(cluster.workers) == 1:
     return best

@@ -16,7 +16,12 @@ from topology.clusters.parts import Capacity
 
 
 def full_mesh(workers: int, GBps: Capacity) -> Cluster:
-  """Returns workers of which every ordered pair has a link of its own."""
+  """Returns workers of which every ordered pair has a link of its own.
+
+  Args:
+    workers: Number of workers, at least 1.
+    GBps: Capacity of each link in each direction, 1e9 bytes per second.
+  """
   names = parts.make_names('w', parts.check_integer(workers, 'workers'))
   return parts.make_cluster(
     names, (), parts.make_links(itertools.combinations(names, 2), GBps)
@@ -24,7 +29,13 @@ def full_mesh(workers: int, GBps: Capacity) -> Cluster:
 
 
 def ring(workers: int, GBps: Capacity, *, both_ways: bool = True) -> Cluster:
-  """Returns workers each linked to the next, the last to the first."""
+  """Returns workers each linked to the next, the last to the first.
+
+  Args:
+    workers: Number of workers, at least 1.
+    GBps: Capacity of each link in each direction, 1e9 bytes per second.
+    both_ways: Whether links go both ways, or only to the next worker.
+  """
   names = parts.make_names('w', parts.check_integer(workers, 'workers'))
   pairs = [(names[i - 1], names[i]) for i in range(workers) if workers > 1]
   links = parts.make_links(pairs, GBps)
@@ -32,7 +43,12 @@ def ring(workers: int, GBps: Capacity, *, both_ways: bool = True) -> Cluster:
 
 
 def line(workers: int, GBps: Capacity) -> Cluster:
-  """Returns workers in a line, each linked both ways to the next."""
+  """Returns workers in a line, each linked both ways to the next.
+
+  Args:
+    workers: Number of workers, at least 1.
+    GBps: Capacity of each link in each direction, 1e9 bytes per second.
+  """
   names = parts.make_names('w', parts.check_integer(workers, 'workers'))
   return parts.make_cluster(
     names, (), parts.make_links(itertools.pairwise(names), GBps)

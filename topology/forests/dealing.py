@@ -58,6 +58,8 @@ def lanes(forest: Forest, *, cores: int) -> int:
   two cores, as lanes compete with the computing for them.
 
   Args:
+    forest: Forest over which the chunks are summed; without a rate there is one
+      lane.
     cores: Smallest number of cores that a process can use.
   """
   carried = compact.sum_over_hops(
@@ -95,6 +97,7 @@ def chunk_bytes(
 
   Args:
     size_bytes: Size of the message.
+    forest: Forest over which the message is summed.
     fixed: Size to use in place of that of the rate, bytes, a multiple of 4.
 
   Returns:
@@ -155,6 +158,8 @@ def ahead_bytes(forest: Forest, *, chunk_bytes: int, lanes: int = 1) -> int:
   smallest window needs more.
 
   Args:
+    forest: Forest over which the chunks are summed.
+    chunk_bytes: Size of a chunk.
     lanes: Number of lanes that divide the chunks; the memory is that of one.
   """
   least = _least_window(forest, lanes) * chunk_bytes

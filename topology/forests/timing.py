@@ -135,7 +135,12 @@ def best_chunk_bytes(
 def chunk_counts(
   forest: Forest, size_bytes: int, chunk_bytes: int
 ) -> list[int]:
-  """Returns the number of chunks of each tree's share of a message."""
+  """Returns the number of chunks of each tree's share of a message.
+
+  Args:
+    size_bytes: Size of the whole message.
+    chunk_bytes: Largest size of a chunk.
+  """
   return [
     math.ceil(tree.share * size_bytes / chunk_bytes) for tree in forest.trees
   ]
@@ -289,6 +294,10 @@ class AllreduceTiming:
     """Returns the timing of other chunks over the same forest.
 
     Takes far less time than building one from the forest.
+
+    Args:
+      chunks: As of the class.
+      begin_s: As of the class.
     """
     other = copy.copy(self)
     other._set_chunks(chunks, None, begin_s)

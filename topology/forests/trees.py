@@ -203,7 +203,13 @@ def loads(
   weighted: Iterable[tuple[Fraction | int, Iterable[Hop]]],
   stop: stopping.Stop = stopping.never,
 ) -> dict[Ends, Fraction]:
-  """Returns the sum of the weights of all hops over each link."""
+  """Returns the sum of the weights of all hops over each link.
+
+  Args:
+    weighted: Weight of some hops, and the hops; a hop counts as often as it
+      occurs.
+    stop: Function that returns True to raise `Stopped`, called regularly.
+  """
   columns = []
   for column in weighted:
     stopping.check(stop)

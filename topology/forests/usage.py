@@ -10,7 +10,10 @@ from topology.forests.trees import Forest
 
 
 def fractions_used(cluster: Cluster, forest: Forest) -> dict[Ends, Fraction]:
-  """Returns load / capacity of each link, in the cluster's order."""
+  """Returns load / capacity of each link, in the cluster's order.
+
+  The loads are those at the rate of the forest; links without traffic have 0.
+  """
   load_Bps = forest.loads_Bps
   return {
     ends: load_Bps.get(ends, Fraction(0)) / capacity_Bps

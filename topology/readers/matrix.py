@@ -59,6 +59,7 @@ def read(text: str, capacities: Capacities) -> Cluster:
   after # is a comment.
 
   Args:
+    text: Content of the file, a row a line.
     capacities: `unit_GBps`, the GB/s of a 1 in the matrix; 1 if it is not
       given, 0.125 for Gbit/s.
 
