@@ -81,7 +81,8 @@ def build(
     config: Config from a file of configs/; every field is checked first.
     workdir: Folder for the outputs; None for a new one under runs/.  If it
       holds a run of the same config, that run resumes from its checkpoint.
-    scheme: Scheme instead of the one that config.sync names.
+    scheme: Scheme instead of the one that config.sync names; a copy of it is
+      used.
     task: Task instead of that of the model that config.model names.
     dataset: Data set instead of the one that config.data names.
     process: Role and coordinator of this process of a distributed run, as

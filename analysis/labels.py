@@ -42,6 +42,8 @@ def find(configs: Sequence[Mapping[str, Any]]) -> list[str]:
   values that more than half of the runs share.  Long labels are cut, and
   numbered if two would be equal.
 
+  At most 5 parts of at most 28 characters are shown.
+
   Args:
     configs: Configs of runs, by section.
   """

@@ -92,7 +92,11 @@ def read(folders: Iterable[str | pathlib.Path]) -> Content:
 
 
 def group(found: Sequence[Run]) -> dict[str, list[Run]]:
-  """Returns runs by label, in order; runs of a label differ in their seed."""
+  """Returns runs by label, in order; runs of a label differ in their seed.
+
+  Args:
+    found: Runs, which keep their order.
+  """
   groups: dict[str, list[Run]] = {}
   names = labels.find([run.config for run in found])
   for label, run in zip(names, found, strict=True):
@@ -168,7 +172,7 @@ def write_page(content: Content, out: str | pathlib.Path) -> pathlib.Path:
 
 
 def file_name(label: str) -> str:
-  """Returns a label as part of a file's name."""
+  """Returns a label as part of a file's name, at most 100 characters."""
   return re.sub(r'[^\w.=-]+', '-', label).strip('-')[:100]
 
 
@@ -207,6 +211,8 @@ def make_timeline(
   run: Run, window: tuple[float, float]
 ) -> workers.Timeline | None:
   """Returns the phases of a run's workers; None if nobody did anything.
+
+  Of more than 64 workers it has 64, at equal distances in their order.
 
   Args:
     run: The run.

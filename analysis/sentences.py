@@ -116,6 +116,8 @@ def on_links(
 ) -> list[Verdict]:
   """Returns the verdicts on the links of an allreduce.
 
+  At most 5 of the most costly; a single one for all if most links are slow.
+
   Args:
     windows: Traffic of consecutive iterations.
     rates: Measured and planned bytes per second of each link over the run.
@@ -156,6 +158,8 @@ def on_server_links(
   hosts: Sequence[str],
 ) -> list[Verdict]:
   """Returns the verdicts on the links of hosts that have servers.
+
+  At most 5 verdicts, of the most costly links.
 
   Args:
     windows: Traffic of consecutive iterations, with the slowness of hosts.

@@ -23,7 +23,11 @@ from configs import recipes
 
 
 def get_config(variant: str = 'small') -> ml_collections.ConfigDict:
-  """Returns the recipe for two CPU cores, 'small', or for a GPU, 'full'."""
+  """Returns the recipe for two CPU cores, 'small', or for a GPU, 'full'.
+
+  Raises:
+    ValueError: If `variant` is neither.
+  """
   config = recipes.cifar10('alexnet', variant)
   config.model.alexnet.norm = 'group'
   config.model.alexnet.dropout = 0.0

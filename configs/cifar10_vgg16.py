@@ -25,7 +25,11 @@ from configs import recipes
 
 
 def get_config(variant: str = 'small') -> ml_collections.ConfigDict:
-  """Returns the recipe for two CPU cores, 'small', or for a GPU, 'full'."""
+  """Returns the recipe for two CPU cores, 'small', or for a GPU, 'full'.
+
+  Raises:
+    ValueError: If `variant` is neither.
+  """
   config = recipes.cifar10('vgg', variant)
   config.optimizer.sgd.weight_decay = 5e-4
   if variant == 'small':

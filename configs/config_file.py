@@ -35,8 +35,12 @@ def define_flag(
   The sections of users' own parts take any field: they are not locked, unlike
   the rest of `configs.default`.  Their fields are checked with the modules.
 
+  Also defines the flag --help_fields, which prints fields and ends the process.
+
   Args:
     default: Default file; None for none.
+    text: Help of the flag.
+    flag_values: Flags that they are added to.
     argv: Command line; None for that of this process.
   """
   flags.DEFINE_flag(

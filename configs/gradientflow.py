@@ -59,6 +59,10 @@ _SIMULATED = 20  # Iterations.
 def get_config(variant: str = 'alexnet_512_time') -> ml_collections.ConfigDict:
   """Returns the recipe that `variant` names.
 
+  Args:
+    variant: MODEL_GPUS or MODEL_GPUS_time, with 'alexnet' or 'resnet50' and 64
+      or 512.
+
   Raises:
     ValueError: If there is no such recipe.
   """

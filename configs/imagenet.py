@@ -34,6 +34,9 @@ _PER_EXAMPLE_S = {
 def get_config(variant: str = 'resnet50') -> ml_collections.ConfigDict:
   """Returns the experiment with the network that `variant` names.
 
+  Args:
+    variant: 'resnet50', 'inception_v3', 'alexnet' or 'vgg16'.
+
   Raises:
     ValueError: If there is no such network.
   """

@@ -41,9 +41,11 @@ def fields(
   """Returns the fields of a run of one epoch without checkpoints.
 
   Args:
+    workers: Number of workers.
     iterations: Iterations of each worker, in the mean.
     size_bytes: Bytes of the float32 parameters, and of a dense push.
     batch: Examples of a worker in a local step; None for the default.
+    local_steps: Local steps of an iteration.
     compute_s: Seconds of computing in an iteration, the same for all workers
       and batches; None for the default, which is unequal and has jitter.
   """

@@ -27,7 +27,11 @@ _FIELDS = 'sync.name', 'batching.name'
 
 
 def of(scheme: str) -> dict[str, object]:
-  """Returns the fields that identify the records of a scheme, at any rate."""
+  """Returns the fields that identify the records of a scheme, at any rate.
+
+  Args:
+    scheme: One of `SCHEMES`.
+  """
   return dict(zip(_FIELDS, SCHEMES[scheme], strict=True))
 
 
@@ -38,7 +42,11 @@ def schemes_grid() -> str:
 
 
 def chosen_grid(rates: Mapping[str, float]) -> str:
-  """Returns the grid of a sweep over schemes, each with its rate, as text."""
+  """Returns the grid of a sweep over schemes, each with its rate, as text.
+
+  Args:
+    rates: Learning rate by scheme, one of `SCHEMES`.
+  """
   fields = (*_FIELDS, 'optimizer.learning_rate')
   values = [
     ' & '.join((*SCHEMES[scheme], f'{rate}')) for scheme, rate in rates.items()

@@ -19,7 +19,12 @@ from configs import vgg16_bsp
 
 
 def get_config(variant: str = 'digits') -> ml_collections.ConfigDict:
-  """Returns the experiment on the data set that `variant` names."""
+  """Returns the config that trains VGG16 with ElasticBSP on a data set.
+
+  Args:
+    variant: Name of the data set, a module of `data`; an unknown one is refused
+      when the run is built.
+  """
   config = vgg16_bsp.get_config(variant)
   config.sync.name = 'elastic'
   return config

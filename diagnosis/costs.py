@@ -157,7 +157,10 @@ def barrier_s(iterations: Iterations, seconds: np.ndarray) -> float:
 
 
 def blocks(iterations: Iterations) -> list[np.ndarray]:
-  """Returns consecutive blocks of whole rounds, as Bool [pushes] each."""
+  """Returns consecutive blocks of whole rounds, as Bool [pushes] each.
+
+  At most 10 blocks.  Of each, only rounds within its first 4,000 pushes count.
+  """
   count = int(iterations.rounds[-1]) + 1
   edges = np.linspace(0, count, min(_BLOCKS, count) + 1).round()
   found = []
@@ -180,6 +183,8 @@ def share(
   replay: Callable[[Iterations, np.ndarray], float],
 ) -> Estimate:
   """Returns the share of its time that a run would take with other seconds.
+
+  Replays `blocks` of the run, and therefore not all pushes of a long one.
 
   Args:
     seconds: Float [pushes], recorded seconds of each iteration, without

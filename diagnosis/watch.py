@@ -142,13 +142,25 @@ class Watch:
   def push(
     self, worker: int, time: float, compute_s: float
   ) -> list[StragglerChange]:
-    """Adds the computing of a push, seconds; returns new warnings."""
+    """Adds the computing of a push, seconds; returns new warnings.
+
+    Args:
+      time: Time of the push, seconds, clock of the run.
+      compute_s: Seconds of computing of its iteration.
+    """
     return self.workers.add(worker, time, compute_s, compute_s)
 
   def iteration(
     self, worker: int, time: float, phases_s: Mapping[str, float]
   ) -> list[StragglerChange]:
-    """Adds the phases of an iteration, seconds; returns new warnings."""
+    """Adds the phases of an iteration, seconds; returns new warnings.
+
+    Tests links alone; does nothing if workers have none of their own.
+
+    Args:
+      time: End of the iteration, seconds, clock of the run.
+      phases_s: Seconds by phase, with 'pull', 'compute' and 'push'.
+    """
     if self.links is None:
       return []
     transfer_s = phases_s['pull'] + phases_s['push']

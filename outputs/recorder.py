@@ -292,7 +292,7 @@ class Recorder:
   ) -> None:
     """Records the seconds of a worker's iteration, by phase, at its end.
 
-    Warns of workers that have become slow, or are normal again.
+    Warns of workers whose links have become slow, or are normal again.
 
     Args:
       worker: Index of the worker.

@@ -92,6 +92,17 @@ def reproduce_many(
 
   Entries that this machine cannot run are named.  A failed entry does not stop
   the next ones.
+
+  Args:
+    chosen: Names of entries.
+    scale: 'quick' or 'full'.
+    seeds: Number of seeds; 0 for that of each entry.
+    out: Folder of results.
+    against: Folder of other results to compare with; '' for none.
+    kind: 'text', 'latex' or 'csv'.
+
+  Returns:
+    0 if all that ran have finished; entries that were left out do not count.
   """
   failed, left_out = [], []
   start = time.monotonic()

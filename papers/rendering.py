@@ -120,7 +120,11 @@ def csv_text(table: Table, rows: Sequence[Judged]) -> str:
 def sentence(
   entry: Entry, table: Table, rows: Sequence[Judged], about: Mapping[str, Any]
 ) -> str:
-  """Returns the sentence for the appendix of an artifact."""
+  """Returns the sentence for the appendix of an artifact.
+
+  Args:
+    about: What is known of the results, of `store.provenance`.
+  """
   revision = str(about.get('git_revision') or 'unknown')[:10]
   kind = table.evidence or entry.evidence
   return (

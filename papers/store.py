@@ -75,6 +75,10 @@ def write(
 def read(folder: pathlib.Path, name: str) -> Results | None:
   """Returns the stored results of an entry; None without any.
 
+  Args:
+    folder: Folder of results.
+    name: Name of the entry.
+
   Raises:
     ValueError: If the file has another format, or comes from an interrupted
       write; names the file.

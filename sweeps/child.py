@@ -61,6 +61,7 @@ def run_module(
 
   Args:
     module: Name of a module in `processes.python_path()`.
+    *words: Arguments of the module.
     capture_output: True to return its output as text instead of showing it.
   """
   return subprocess.run(
@@ -93,8 +94,12 @@ def run(
 ) -> None:
   """Runs main.py in this process.
 
+  Binds the process to the sweep, and redirects its output to the log of the
+  run.
+
   Args:
     arguments: Flags of main.py.
+    folder: Folder of the run, created if it is missing.
     cores: Indices of the CPU cores that the run may use.
     environ: Environment variables to add to those of this process.
   """

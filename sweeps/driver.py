@@ -79,6 +79,8 @@ def run_points(
   """Trains the runs of a plan; returns the exit code.
 
   Args:
+    points: Fields and values of each run.
+    uses_model: True if any run has a model; without one GPUs are not used.
     names: Names of the runs' folders, if a later plan for the same folder may
       lack some of them; None for names of values and identity.
     programs: Folder in which the runs share all compiled programs; None to

@@ -43,6 +43,8 @@ class SweepFolder:
 
     The sweep may have more runs than the folder.
 
+    Does not create or change anything.
+
     Raises:
       ValueError: If the folder holds another sweep, or other files.
     """
@@ -137,6 +139,8 @@ class SweepFolder:
   def claim(self, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     """Creates and locks the folder; returns the runs as `check` does.
 
+    The lock is held until the process ends.
+
     Raises:
       OSError: If the folder cannot be created.
       Busy: If another process holds the lock for too long; see `FolderLock`.
@@ -194,7 +198,10 @@ class SweepFolder:
     return Outcome('failed', '\n'.join([cause, *lines]))
 
   def last_lines(self, name: str, began: int) -> list[str]:
-    """Returns the last lines of a run's log, from byte `began` on."""
+    """Returns the last lines of a run's log, from byte `began` on.
+
+    At most 5 lines that are not empty, of the last 4 KiB.
+    """
     path = self.file(name, LOG)
     if not path.exists():
       return []

@@ -67,6 +67,8 @@ class ResultsTable:
 
     Writing them after each of many runs would take a time that grows with the
     square of their number.
+
+    After the last run the caller calls `write`.
     """
     self._rows[run.name] = self._row(run, outcome)
     if time.monotonic() >= self._next_write_s:

@@ -35,6 +35,9 @@ def execute(config: ConfigDict) -> Iterator[ScratchRun]:
 
   The console shows only the warnings of the run.
 
+  Args:
+    config: Config of a run under the virtual clock.
+
   Raises:
     ValueError: If the config is refused; names the field.
   """

@@ -71,9 +71,14 @@ def execute(
   Args:
     runs: Runs without a final outcome, in their order.
     folder: Folder of the sweep, on a file system that all hosts share.
+    observer: Observer of the progress.
     cluster: 'slurm' or 'local'.
     jobs: Largest number of jobs at a time; 0 for no limit but SLURM's.
     uses_model: True if any run has a model; without one GPUs are not used.
+    parameters: Parameters of submitit's executor by name (--submit_with).
+
+  Raises:
+    ValueError: If submitit is not installed.
   """
   submitit = require_submitit()
   logs = folder.file('submitit').absolute()

@@ -65,6 +65,7 @@ def read(
   """Returns a checkpoint's version, and the model and data of the run.
 
   Args:
+    path: Folder of the run.
     number: Number of the checkpoint; None for the newest.
 
   Raises:
@@ -119,7 +120,11 @@ def describe(path: pathlib.Path) -> str:
 
 
 def evaluate(version: Version, learned: Learning) -> Mapping[str, float]:
-  """Returns the figures of a version on the run's test split, by name."""
+  """Returns the figures of a version on the run's test split, by name.
+
+  Raises:
+    ValueError: If the run has no model.
+  """
   if learned.evaluate is None:
     raise ValueError('learned: expected a model, got none.')
   return learned.evaluate(version.params, version.stats)

@@ -109,7 +109,10 @@ def main(argv: list[str]) -> None:
 
 
 def describe(content: Mapping[str, Any]) -> str:
-  """Returns the content of a probe's file as tables."""
+  """Returns the content of a probe's file as tables.
+
+  Of the shortfalls the 10 worst.
+  """
   latency_s = {
     (row['src'], row['dst']): row['s'] for row in content['latency_s']
   }

@@ -60,6 +60,9 @@ class Rejection(NamedTuple):
 def check_present(config: ConfigDict, workers: int) -> None:
   """Checks the present config.
 
+  Args:
+    workers: Number of workers on which it runs.
+
   Raises:
     ValueError: If it is refused, or if its scheme is unknown; names the field.
   """
@@ -81,6 +84,7 @@ def propose(
 
   Args:
     config: Present config.
+    workers: Number of workers.
     allow: Changes of learning that are allowed, of `ALLOWED`.
     ratios: Ratios of `examples.read_ratios`.
 

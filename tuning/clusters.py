@@ -62,6 +62,8 @@ class ClusterDescription(NamedTuple):
     """Sets the cluster of a config, which is changed.
 
     Args:
+      config: Config, whose number of workers, speeds, links and network are
+        set.
       uses_servers: True for a route with servers; `links` are for others.
 
     Raises:

@@ -132,6 +132,7 @@ def decide(present: Sequence[Measurement], trials: Iterable[Trial]) -> Decision:
 
   Args:
     present: Runs of the present config; a winner must beat all of them.
+    trials: Runs of candidates; failed ones do not count.
   """
   trials = [*trials]
   if not any(trial.measured for trial in trials):
@@ -161,6 +162,10 @@ def time_to_loss(losses: Sequence[LossPoint], target: Estimate) -> Estimate:
   Mean losses of 20 parts of the run, which are made to fall (isotonic
   regression), are the curve.  The interval combines that of the target with
   twice the spread of the parts around the curve.
+
+  Args:
+    losses: Mean losses of some iterations each, in the order of time.
+    target: Training loss to reach, with its interval.
 
   Returns:
     The seconds; infinite where the run does not reach the target.

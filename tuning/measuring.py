@@ -58,6 +58,7 @@ class Launcher(NamedTuple):
     """Returns the flags of tools.launch for a config.
 
     Args:
+      config: Config, whose route decides whether there are servers.
       file: Path of the config's file.
       workdir: Folder of the run; '' to leave it open.
     """
@@ -140,6 +141,7 @@ def measure(path: pathlib.Path, batch: int) -> Measurement:
   """Returns the pace and the losses of a run.
 
   Args:
+    path: Folder of the run.
     batch: Examples of an iteration of all workers.
 
   Raises:

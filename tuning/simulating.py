@@ -124,8 +124,11 @@ def simulate_config(
 ) -> Pace:
   """Returns the pace of a config's scheme, batching, wire and route.
 
+  Of the config only sync, batching, wire, route, seed and data.ahead count.
+
   Args:
     cluster: Cluster that replaces the config's.
+    workload: Bytes and examples of the model.
     config: Config of a virtual run.
   """
   timing = default.get_config()

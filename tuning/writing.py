@@ -36,6 +36,9 @@ def write_config(path: pathlib.Path, config: ConfigDict, about: str) -> None:
   """Writes a config as a file for main.py.
 
   Args:
+    path: File, which is replaced if it is there.
+    config: Config, of which the fields that are not at their defaults are
+      written.
     about: Docstring of the file.
 
   Raises:

@@ -42,7 +42,11 @@ class Spread(NamedTuple):
 
 
 def spread(seeds: Sequence[Curve]) -> Spread:
-  """Returns mean and range of the seeds' curves."""
+  """Returns mean and range of the seeds' curves, where all have values.
+
+  Args:
+    seeds: At least one curve, each of at least one point.
+  """
   start = max(curve.x[0] for curve in seeds)
   end = min(curve.x[-1] for curve in seeds)
   x = np.unique(np.concatenate([curve.x for curve in seeds]))

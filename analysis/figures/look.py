@@ -86,7 +86,11 @@ def styled(draw: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def line(index: int) -> dict[str, Any]:
-  """Returns color, style and marker of one of several lines."""
+  """Returns color, style and marker of one of several lines.
+
+  Args:
+    index: Number of the line, from 0; after some lines the looks repeat.
+  """
   return {
     'color': COLORS[index % len(COLORS)],
     'linestyle': _STYLES[index % len(_STYLES)],
@@ -95,7 +99,11 @@ def line(index: int) -> dict[str, Any]:
 
 
 def wrap(text: str, width: float = COLUMN) -> str:
-  """Returns text in lines that fit into a width, inches."""
+  """Returns text in lines that fit into a width, inches.
+
+  Args:
+    width: Inches, with room for the handle of a legend.
+  """
   return textwrap.fill(text, int((72 * width - _HANDLE) / _CHARACTER))
 
 
@@ -136,6 +144,9 @@ def add_legend(figure: Figure, title: str | None = None) -> None:
 @styled
 def save(figure: Figure, path: pathlib.Path) -> None:
   """Writes a figure in the format of the file's suffix.
+
+  Args:
+    path: File; one of `FORMATS` is its suffix.
 
   Raises:
     OSError: If the file cannot be written.

@@ -87,7 +87,12 @@ class Worker:
     return max(moved_s, 0.0) / whole_s, waited_s / whole_s
 
   def release(self, now: float, version: int) -> None:
-    """Records that the worker begins an iteration, with a version."""
+    """Records that the worker begins an iteration, with a version.
+
+    Args:
+      now: Time, seconds, clock of the run.
+      version: Version that the worker pulls.
+    """
     self._waited_s = now - self.since if self.phase == WAITING else 0.0
     self.phase, self.since, self.pulled = COMPUTING, now, version
 
@@ -105,7 +110,13 @@ class Worker:
       last.seconds -= waited_s
 
   def push(self, now: float, compute_s: float, examples: int) -> None:
-    """Records a push of the worker."""
+    """Records a push of the worker.
+
+    Args:
+      now: Time, seconds, clock of the run.
+      compute_s: Seconds of computing of the iteration.
+      examples: Its examples.
+    """
     self._recent.append(
       Iteration(now - self.since, compute_s, self._waited_s, examples)
     )

@@ -214,7 +214,13 @@ def read_seconds(value: object) -> float | None:
 
 
 def count(default: int, doc: str, **more: Any) -> Field:
-  """Declares a field that is an integer of at least 1."""
+  """Declares a field that is an integer of at least 1.
+
+  Args:
+    default: Default value.
+    doc: What it means, for the reference of fields.
+    **more: Further attributes of `Field`; so in the functions below.
+  """
   return Field(default, doc, at_least=1, **more)
 
 

@@ -48,6 +48,9 @@ VARIANTS = tuple(
 def get_config(variant: str) -> ml_collections.ConfigDict:
   """Returns what the runs of a variant share.
 
+  Args:
+    variant: One of `VARIANTS`, such as 'cifar10_vgg16'.
+
   Raises:
     ValueError: If there is no such variant.
   """

@@ -41,6 +41,9 @@ GRID = f"""
 def get_config(variant: str = 'none') -> ml_collections.ConfigDict:
   """Returns the config that all runs share.
 
+  Args:
+    variant: Mean seconds between failures, as text; 'none' for no failures.
+
   Raises:
     ValueError: If the variant is neither 'none' nor a positive number.
   """

@@ -84,7 +84,11 @@ def measure(
 
 
 def draw_conditions(scale: str) -> list[tuple[Lab, list[Condition]]]:
-  """Returns the conditions of each lab, the same at every call."""
+  """Returns the conditions of each lab, the same at every call.
+
+  Args:
+    scale: 'quick' for some of them; 'full' for all.
+  """
   rng = random.Random(0)
   pairs: list[tuple[Lab, Condition]] = []
   for lab in LABS:

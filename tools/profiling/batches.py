@@ -62,6 +62,7 @@ def measure(
     config: Config with the model and the data; every field is checked.
     batches: Examples, ascending, at least three; () for a default, up to twice
       the largest micro-batch.
+    rounds: Times that each batch is measured, at least 1; the median counts.
 
   Raises:
     ValueError: If an argument is wrong, or if times do not grow.

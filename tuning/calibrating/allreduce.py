@@ -125,7 +125,13 @@ def measure(
 def describe(
   found: AllreduceLinks, config: ConfigDict, times: Sequence[Sequence[float]]
 ) -> str:
-  """Returns a table of the measurements, and warnings on missing ones."""
+  """Returns a table of the measurements, and warnings on missing ones.
+
+  Args:
+    found: Result of `measure`.
+    config: Not used.
+    times: Seconds that each worker computed, by iteration.
+  """
   del config
   off = found.fitted_s / found.iteration_s - 1
   lines = [
