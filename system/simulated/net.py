@@ -78,16 +78,13 @@ class Wake(File):
     return _IN if self._is_set else 0
 
   def set(self) -> None:
-    """Makes it readable."""
     self._is_set = True
     self.notify()
 
   def clear(self) -> None:
-    """Makes it unreadable again."""
     self._is_set = False
 
   def close(self) -> None:
-    """Closes it."""
     self._forget()
 
 
@@ -226,15 +223,13 @@ class Socket(File):
   # Options.
 
   def setblocking(self, flag: bool) -> None:
-    """Makes calls wait, or not."""
     self._blocks, self._timeout_s = flag, None
 
   def settimeout(self, timeout_s: float | None) -> None:
-    """Sets the limit of waits."""
     self._blocks, self._timeout_s = timeout_s != 0, timeout_s
 
   def setsockopt(self, level: int, option: int, value: int) -> None:
-    """Sets an option."""
+    """Stores an option; only TCP_USER_TIMEOUT and SO_RCVLOWAT have effects."""
     self._check_open()
     self._options[level, option] = value
     is_limit = option == socket.TCP_USER_TIMEOUT and self._remote is not None
@@ -242,7 +237,11 @@ class Socket(File):
       self.begin_silence()
 
   def getsockopt(self, level: int, option: int, size: int = 0) -> Any:
-    """Returns an option, a pending error, or a part of struct tcp_info."""
+    """Returns an option, a pending error, or a part of struct tcp_info.
+
+    An option that was never set is 0.  Of tcp_info only the acknowledged bytes
+    and the time that the link was busy have values.
+    """
     self._check_open()
     if (level, option) == (socket.SOL_SOCKET, socket.SO_ERROR):
       error, self._error = self._error, 0
@@ -258,11 +257,9 @@ class Socket(File):
     return self._options.get((level, option), 0)
 
   def getsockname(self) -> tuple[str, int]:
-    """Returns the own address."""
     return self._own
 
   def getpeername(self) -> tuple[str, int]:
-    """Returns the address of the peer."""
     if not self._remote:
       raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
     return self._remote
@@ -270,7 +267,6 @@ class Socket(File):
   # Connections.
 
   def bind(self, address: tuple[Any, ...]) -> None:
-    """Takes an address."""
     host, port = address[0] or self._host(), address[1]
     port = port or self.network.free_port()
     if (host, port) in self.network.listeners:
@@ -278,13 +274,12 @@ class Socket(File):
     self._own = host, port
 
   def listen(self, backlog: int = 0) -> None:
-    """Accepts connections from now on."""
+    """Accepts connections from now on; any number of them may wait."""
     del backlog
     self._backlog = collections.deque()
     self.network.listeners[self._own] = self
 
   def accept(self) -> tuple['Socket', tuple[str, int]]:
-    """Returns the next connection, and the address of its client."""
     while not self._backlog:
       self._check_open()
       self._wait(_IN)
@@ -340,11 +335,9 @@ class Socket(File):
   # Data.
 
   def send(self, data: Any, flags: int = 0) -> int:
-    """Sends some of the bytes; returns how many."""
     return self.sendmsg([data], (), flags)
 
   def sendall(self, data: Any) -> None:
-    """Sends all bytes."""
     view = memoryview(data).cast('B')
     while view:
       view = view[self.send(view) :]
@@ -408,18 +401,15 @@ class Socket(File):
     self.notify_all()
 
   def recv(self, size: int, flags: int = 0) -> bytes:
-    """Returns at most some bytes; b'' at the end."""
     buffer = bytearray(size)
     count = self._receive([memoryview(buffer)], flags)
     return bytes(buffer[:count])
 
   def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
-    """Receives into a buffer; returns the number of bytes, 0 at the end."""
     view = memoryview(buffer).cast('B')
     return self._receive([view[:nbytes] if nbytes else view], flags)
 
   def recvmsg_into(self, buffers: Sequence[Any]) -> tuple[int, list[Any], int]:
-    """Receives into buffers; returns the number of bytes first."""
     views = [memoryview(each).cast('B') for each in buffers]
     return self._receive(views, 0), [], 0
 
@@ -462,7 +452,6 @@ class Socket(File):
   # Ends.
 
   def shutdown(self, how: int) -> None:
-    """Ends sending, receiving or both."""
     self._check_open()
     if self._peer is None:
       raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
@@ -498,7 +487,7 @@ class Socket(File):
     self._forget()
 
   def detach(self) -> int:
-    """Returns the number."""
+    """Returns the number; unlike on a host, the socket stays open."""
     return self.number
 
   def __enter__(self) -> Self:
@@ -585,7 +574,7 @@ class Poll:
     self._waiters: list[Waiting] = []
 
   def register(self, file: Any, events: int = _IN | _OUT) -> None:
-    """Watches a file."""
+    """Watches a file; one that is watched already is a FileExistsError."""
     number = file if isinstance(file, int) else file.fileno()
     if number in self._masks:
       raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
@@ -596,14 +585,12 @@ class Poll:
     self.notice(found)
 
   def modify(self, number: int, events: int) -> None:
-    """Watches other events of a file."""
     found = self._find(number)
     self._masks[number] = events
     self._edges.add(number)
     self.notice(found)
 
   def unregister(self, number: int) -> None:
-    """Watches a file no longer."""
     if number not in self._masks:
       raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     self._network.files[number].polls.discard(self)
@@ -620,7 +607,6 @@ class Poll:
     self._scheduler.wake_all(self._waiters)
 
   def close(self) -> None:
-    """Watches nothing any more."""
     for number in [*self._masks]:
       self._network.files[number].polls.discard(self)
       self.drop(number)

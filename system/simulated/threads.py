@@ -32,12 +32,10 @@ class Thread:
     self._task: Task | None = None
 
   def run(self) -> None:
-    """Calls the target."""
     if self._target:
       self._target(*self._args, **self._kwargs)
 
   def start(self) -> None:
-    """Starts the thread."""
     current = self._scheduler.current
     if current is None:
       raise RuntimeError('Nobody but simulated threads can start others.')
@@ -48,19 +46,16 @@ class Thread:
     self._scheduler.may_yield()
 
   def join(self, timeout: float | None = None) -> None:
-    """Waits for the end of the thread."""
     if self._task is None:
       raise RuntimeError('cannot join thread before it is started')
     if not self._task.is_over:
       self._scheduler.wait(self._task.joining, timeout)
 
   def is_alive(self) -> bool:
-    """Returns whether the thread has begun and not ended."""
     return self._task is not None and not self._task.is_over
 
   @property
   def ident(self) -> int | None:
-    """A number of the thread; None before its start."""
     return id(self._task) if self._task else None
 
 
@@ -79,13 +74,11 @@ class Timer(Thread):
     self._cancelled = Event()
 
   def run(self) -> None:
-    """Waits, and calls the function."""
     if not self._cancelled.wait(self._interval):
       function, args, kwargs = self._call
       function(*args, **kwargs)
 
   def cancel(self) -> None:
-    """Drops the call."""
     self._cancelled.set()
 
 
@@ -98,7 +91,6 @@ class Lock:
     self._waiters: list[Waiting] = []
 
   def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-    """Waits for the lock; returns whether it has been acquired."""
     self._scheduler.may_yield()
     deadline = self._scheduler.now + timeout
     while self._is_locked and not self._scheduler.is_closing:
@@ -111,14 +103,12 @@ class Lock:
     return True
 
   def release(self) -> None:
-    """Releases the lock."""
     if not (self._is_locked or self._scheduler.is_closing):
       raise RuntimeError('release unlocked lock')
     self._is_locked = False
     self._scheduler.wake(self._waiters)
 
   def locked(self) -> bool:
-    """Returns whether it is held."""
     return self._is_locked
 
   def __enter__(self) -> bool:
@@ -140,7 +130,6 @@ class Condition:
     self._waiters: list[Waiting] = []
 
   def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-    """Waits for the lock; returns whether it has been acquired."""
     current = self._scheduler.current
     if self._is_reentrant and self._depth and self._holder is current:
       self._depth += 1
@@ -151,7 +140,6 @@ class Condition:
     return acquired
 
   def release(self) -> None:
-    """Releases the lock."""
     self._depth -= 1
     if self._depth <= 0:
       self._holder, self._depth = None, 0
@@ -164,7 +152,6 @@ class Condition:
     self.release()
 
   def wait(self, timeout: float | None = None) -> bool:
-    """Waits until notified; returns whether it was, before the timeout."""
     if not self._lock.locked():
       raise RuntimeError('cannot wait on un-acquired lock')
     holder, depth = self._holder, self._depth
@@ -179,7 +166,6 @@ class Condition:
   def wait_for(
     self, predicate: Callable[[], Any], timeout: float | None = None
   ) -> Any:
-    """Waits until a predicate holds; returns its last value."""
     end = None if timeout is None else self._scheduler.now + timeout
     result = predicate()
     while not result:
@@ -191,12 +177,11 @@ class Condition:
     return result
 
   def notify(self, n: int = 1) -> None:
-    """Wakes some of the tasks that wait."""
+    """Wakes some of the tasks that wait; the lock need not be held."""
     for _ in range(n):
       self._scheduler.wake(self._waiters)
 
   def notify_all(self) -> None:
-    """Wakes all tasks that wait."""
     self._scheduler.wake_all(self._waiters)
 
 
@@ -209,21 +194,17 @@ class Event:
     self._waiters: list[Waiting] = []
 
   def is_set(self) -> bool:
-    """Returns the flag."""
     return self._is_set
 
   def set(self) -> None:
-    """Sets the flag, and wakes all tasks that wait."""
     self._is_set = True
     self._scheduler.wake_all(self._waiters)
     self._scheduler.may_yield()
 
   def clear(self) -> None:
-    """Clears the flag."""
     self._is_set = False
 
   def wait(self, timeout: float | None = None) -> bool:
-    """Waits for the flag; returns it."""
     if not self._is_set:
       self._scheduler.wait(self._waiters, timeout)
     return self._is_set
@@ -240,7 +221,6 @@ class Semaphore:
   def acquire(
     self, blocking: bool = True, timeout: float | None = None
   ) -> bool:
-    """Waits for a permit; returns whether there was one."""
     while not self._value:
       if not blocking or not self._scheduler.wait(self._waiters, timeout):
         return False
@@ -248,7 +228,6 @@ class Semaphore:
     return True
 
   def release(self) -> None:
-    """Returns a permit."""
     self._value += 1
     self._scheduler.wake(self._waiters)
 
@@ -271,17 +250,11 @@ class SimpleQueue:
     return cls
 
   def put(self, item: Any) -> None:
-    """Appends an item."""
     self._items.append(item)
     self._scheduler.wake(self._waiters)
     self._scheduler.may_yield()
 
   def get(self, block: bool = True, timeout: float | None = None) -> Any:
-    """Waits for an item.
-
-    Raises:
-      Empty: If there is none in time.
-    """
     end = None if timeout is None else self._scheduler.now + timeout
     while not self._items:
       left_s = None if end is None else end - self._scheduler.now
@@ -291,15 +264,12 @@ class SimpleQueue:
     return self._items.popleft()
 
   def get_nowait(self) -> Any:
-    """Returns an item; raises Empty if there is none."""
     return self.get(block=False)
 
   def empty(self) -> bool:
-    """Returns whether there is no item."""
     return not self._items
 
   def qsize(self) -> int:
-    """Returns the number of items."""
     return len(self._items)
 
 
@@ -334,7 +304,7 @@ def wait(
 
 
 class ThreadPoolExecutor:
-  """Threads that call functions."""
+  """Threads that call functions, at most 4 by default."""
 
   def __init__(
     self, max_workers: int | None = None, thread_name_prefix: str = ''
@@ -349,7 +319,6 @@ class ThreadPoolExecutor:
   def submit(
     self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
   ) -> Future:
-    """Calls a function in one of the threads."""
     if self._is_closed:
       raise RuntimeError('cannot schedule new futures after shutdown')
     future = Future()
@@ -366,7 +335,6 @@ class ThreadPoolExecutor:
   def map(
     self, function: Callable[..., Any], *iterables: Iterable[Any]
   ) -> Iterator[Any]:
-    """Calls a function for each group of items; yields the results."""
     futures = [
       self.submit(function, *group) for group in zip(*iterables, strict=False)
     ]
@@ -375,7 +343,6 @@ class ThreadPoolExecutor:
   def shutdown(
     self, wait: bool = True, *, cancel_futures: bool = False
   ) -> None:
-    """Ends the threads after what was submitted."""
     self._is_closed = True
     while cancel_futures and not self._calls.empty():
       self._calls.get()[0].cancel()
