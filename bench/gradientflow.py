@@ -98,7 +98,13 @@ class Rung(NamedTuple):
 def ladder(
   assumed: Assumed, gpus: int, route: str
 ) -> dict[str, dict[str, float]]:
-  """Returns the speed-up over one GPU, by model and rung of the ladder."""
+  """Returns the speed-up over one GPU, by model and rung of the ladder.
+
+  Args:
+    assumed: Rates and latencies of the machine.
+    gpus: Number of GPUs; as of `cluster_of`.
+    route: 'ring' or 'hierarchy'; within one host always 'ring'.
+  """
   rungs = {}
   for model in MODELS:
     gradients = gradient_layers(assumed, model)

@@ -107,7 +107,13 @@ def _print_scripted(pushes: int) -> None:
 
 
 def measure(workers: int, servers: int, pushes: int) -> dict[str, float]:
-  """Returns times, pushes and memory of the coordinator of a run."""
+  """Returns times, pushes and memory of the coordinator of a run.
+
+  Args:
+    workers: Number of scripted workers.
+    servers: Number of servers, the first of which coordinates.
+    pushes: Number of pushes of all workers together.
+  """
   with tempfile.TemporaryDirectory() as folder:
     run = {
       'workers': workers,

@@ -228,6 +228,11 @@ class RayProcesses:
   """Processes on the nodes of a cluster; a context that ends them all.
 
   The folder of the run must be one that all nodes share.
+
+  Args:
+    reservation: Resources of the processes, which are freed at the end.
+    screen: Display of their output.
+    workdir: Folder of the run.
   """
 
   def __init__(

@@ -43,7 +43,10 @@ class LostIteration(NamedTuple):
 
 
 class LostState(NamedTuple):
-  """A state of an inner optimizer that is lost with its worker."""
+  """A state of an inner optimizer that is lost with its worker.
+
+  `time` is that of the loss, seconds on the run's clock.
+  """
 
   worker: int
   time: float

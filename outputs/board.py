@@ -18,6 +18,9 @@ _PREFIX = 'events'  # Of the name of the file.
 class Board:
   """Writer of one new file of TensorBoard events.
 
+  Args:
+    folder: Folder of the run, in which the file is created.
+
   Raises:
     OSError: From every method, if the file cannot be written.
   """

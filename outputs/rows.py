@@ -37,6 +37,7 @@ class Rows:
   """Writer of a run's rows; creates no file before `open` or `copy`.
 
   Args:
+    folder: Folder of the run.
     may_write: Returns False once another process writes the run.
 
   Attributes:

@@ -20,6 +20,7 @@ class Display:
   Args:
     runs: All runs of the sweep.
     remaining: Number of runs without a final outcome.
+    folder: Folder of the sweep.
 
   Attributes:
     failed: Runs that failed or diverged, and their outcomes.

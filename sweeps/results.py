@@ -52,6 +52,10 @@ class ResultsTable:
   """Table of a sweep's results, with a row for each run from the start on.
 
   It begins with the outcomes that the folder has.
+
+  Args:
+    runs: All runs of the sweep.
+    folder: Folder of the sweep.
   """
 
   def __init__(self, runs: Sequence[PlannedRun], folder: SweepFolder):

@@ -44,6 +44,9 @@ class Context(NamedTuple):
   def finish(self, *names: str) -> None:
     """Waits until processes have ended, all with exit code 0.
 
+    Args:
+      *names: Processes; all by default.
+
     Raises:
       ProcessError: If one fails, or some run at the deadline.
     """
@@ -69,6 +72,12 @@ def run(
 ) -> None:
   """Runs `python -m WORDS` to its end, with its output in NAME.log.
 
+  Args:
+    context: Files and processes of the job.
+    name: Name of the process, and of its log.
+    words: Module and its arguments.
+    env: Environment variables that are added to those of this process.
+
   Raises:
     ProcessError: If it fails, or runs at the end of the job.
   """
@@ -86,6 +95,8 @@ def launch(
   """Executes a run of real processes on this machine; returns its folder.
 
   Args:
+    name: Name of the launcher, of its log and of the run's folder.
+    fields: Fields of the config by dotted name.
     workers: Number of processes that train and share the GPU.
 
   Raises:

@@ -83,7 +83,11 @@ class Setting(NamedTuple):
     return 0 if self.size in MODELS else round(float(self.size) * 1e6) // 4 * 4
 
   def optimum_s(self, size_bytes: int) -> float:
-    """Returns the seconds of bytes at the nominal rate of a packed forest."""
+    """Returns the seconds of bytes at the nominal rate of a packed forest.
+
+    Args:
+      size_bytes: Bytes of the vector.
+    """
     return size_bytes / float(pack(self.lab.workers.cluster).bound_Bps or 1)
 
 

@@ -191,7 +191,12 @@ def print_traces(pai: pathlib.Path) -> None:
 
 
 def print_constant(out: pathlib.Path, *, lab: bool) -> None:
-  """Prints the speeds of equal and balanced batches over the solo speeds."""
+  """Prints the speeds of equal and balanced batches over the solo speeds.
+
+  Args:
+    out: Folder of the runs.
+    lab: Whether to measure real processes in a lab, too.
+  """
   alone = sum(1 / (batches.EXAMPLE_S * slowdown) for slowdown in _SLOWDOWN)
   rows = [('batching', 'virtual', 'aim', 'lab', 'aim')]
   for name, aims in (('fixed', ('', '')), ('lb_bsp', ('0.95', '0.90'))):
@@ -208,7 +213,12 @@ def print_constant(out: pathlib.Path, *, lab: bool) -> None:
 
 
 def print_ratio(out: pathlib.Path, *, lab: bool) -> None:
-  """Prints speed-ups by the slowdown of the slowest worker."""
+  """Prints speed-ups by the slowdown of the slowest worker.
+
+  Args:
+    out: Folder of the runs.
+    lab: Whether to measure real processes in a lab, too.
+  """
   rows = [('slowest/fastest', 'bound', 'LB-BSP', 'LB-BSP, lab')]
   rows[0] += ('R2SP tuned', 'R2SP tuned, lab')
   for ratio in _RATIOS:

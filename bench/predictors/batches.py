@@ -157,7 +157,14 @@ def measure_rates(
   """Returns the examples/s of a virtual run, and with `lab` of a real one.
 
   Args:
+    out: Folder of the runs.
+    sync: Name of a scheme.
+    batching: Name of a batching.
     slowdown: Slowdown of each of `WORKERS` workers.
+    lab: Whether to measure real processes in a lab, too.
+
+  Returns:
+    Both rates; None for that of the real run without `lab`.
   """
   fields = {
     **timing.fields(

@@ -63,7 +63,11 @@ def read_pai(path: str | pathlib.Path) -> Trace:
 def make(
   name: str, *, num_workers: int, num_factors: int, seed: int = 0
 ) -> Predictor:
-  """Returns a predictor with the settings of configs/default.py."""
+  """Returns a predictor with the settings of configs/default.py.
+
+  Args:
+    name: Module of predict/.
+  """
   settings = default.get_config().batching.lb_bsp.predictor[name].to_dict()
   module = importlib.import_module(f'predict.{name}')
   return module.make(
@@ -76,7 +80,15 @@ def walk(
   trace: Trace,
   forecast: Callable[[Predictor], np.ndarray] = lambda p: p.predict(),
 ) -> np.ndarray:
-  """Returns the prediction of each value from the values before it, [T, n]."""
+  """Returns the prediction of each value from the values before it, [T, n].
+
+  It learns from the trace as it goes, and is changed.
+
+  Args:
+    predictor: Predictor that has observed nothing.
+    trace: Measurements, of T iterations of n workers.
+    forecast: Returns what the predictor predicts.
+  """
   predictions = np.empty_like(trace.values)
   for step, (values, factors) in enumerate(zip(*trace, strict=True)):
     predictions[step] = forecast(predictor)

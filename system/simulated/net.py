@@ -112,6 +112,11 @@ class Link:
 class Network:
   """Hosts, links and sockets.
 
+  Args:
+    scheduler: Clock and tasks.
+    latency_s: Latency of each link at first, seconds.
+    rate_Bps: Rate of each link at first, bytes per second.
+
   Attributes:
     files: Open files by number.
     listeners: Listening sockets by address and port.

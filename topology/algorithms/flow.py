@@ -30,7 +30,13 @@ def copy(residual: Residual) -> Residual:
 
 
 def push(residual: Residual, path: Sequence[int], amount: int) -> None:
-  """Adds flow along a path, given by its nodes, without a check of capacity."""
+  """Adds flow along a path, given by its nodes, without a check of capacity.
+
+  Args:
+    residual: Network, which is changed in place.
+    path: Nodes from the source to the sink, of which neighbors are linked.
+    amount: Flow that is added to each link of the path.
+  """
   for i in range(len(path) - 1):
     src, dst = path[i], path[i + 1]
     residual[src][dst] -= amount

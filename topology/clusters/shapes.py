@@ -131,6 +131,9 @@ def torus(sides: Sequence[int], GBps: Capacity) -> Cluster:
   `sides` has the number of workers along each dimension, at least 1.  On a side
   of 2, the link to the neighbor and the link around are parallel.
 
+  Args:
+    GBps: Capacity of each link in each direction, 1e9 bytes per second.
+
   Example:
     >>> len(torus([3, 3], 25).links)
     36
@@ -153,6 +156,10 @@ def hypercube(dimensions: int, GBps: Capacity) -> Cluster:
   """Returns 2^dimensions workers, linked both ways where one bit differs.
 
   It is a torus of sides 2 without its parallel links.
+
+  Args:
+    dimensions: Number of bits of a worker's index, at least 0.
+    GBps: Capacity of each link in each direction, 1e9 bytes per second.
   """
   names = parts.make_names(
     'w', 2 ** parts.check_integer(dimensions, 'dimensions', 0)
@@ -172,6 +179,10 @@ def fat_tree(ports: int, GBps: Capacity) -> Cluster:
   Of k ports per switch, an even number: k pods of k / 2 edge and k / 2
   aggregation switches, with k / 2 workers at each edge switch, and (k / 2)^2
   core switches.
+
+  Args:
+    ports: Ports of a switch, k: an even number.
+    GBps: Capacity of each link in each direction, 1e9 bytes per second.
   """
   if parts.check_integer(ports, 'ports', 2) % 2:
     raise ValueError(f'ports: expected an even number, got {ports}.')
@@ -226,6 +237,11 @@ def dcell(ports: int, levels: int, GBps: Capacity) -> Cluster:
   of these cells, i < j, worker j - 1 of cell i and worker i of cell j are
   linked, so that each worker has one link of each level.  Level k has t (t + 1)
   workers.
+
+  Args:
+    ports: Workers of a cell of level 0.
+    levels: Level of the whole, at least 0.
+    GBps: Capacity of each link in each direction, 1e9 bytes per second.
 
   Example:
     >>> len(dcell(3, 1, 10).workers)

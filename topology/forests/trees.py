@@ -191,7 +191,14 @@ def reverse_forest(
 
 
 class Column(NamedTuple):
-  """A tree with a relative weight above 0, before it is fitted to links."""
+  """A tree with a relative weight above 0, before it is fitted to links.
+
+  Attributes:
+    root: Id of the worker at the root.
+    weight: Weight relative to those of the other columns.
+    up: Hops towards the root, each after the hops whose sums it carries.
+    down: Hops from the root, each after the hop that brings its data.
+  """
 
   root: str
   weight: Fraction | int
