@@ -84,7 +84,10 @@ class Cell(NamedTuple):
     )
 
   def minus(self, other: 'Cell') -> tuple[Interval | None, int]:
-    """Returns the mean difference of common repetitions, and their number."""
+    """Returns the mean difference of common repetitions, and their number.
+
+    The difference is None without any, or if a number is infinite.
+    """
     pairs = [
       (own, theirs)
       for key, own in self.numbers.items()
@@ -116,7 +119,10 @@ class Pivot(NamedTuple):
   clock: str
 
   def baseline_of(self, column: Labels, value: str) -> Cell | None:
-    """Returns the cell that differences in a column refer to."""
+    """Returns the cell that differences in a column refer to.
+
+    None if the table has no baseline, or the column no runs of it.
+    """
     names = {row_label(row): row for row in self.rows}
     row = names.get(self.layout.baseline)
     return None if row is None else self.cells.get((row, column, value))

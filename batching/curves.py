@@ -36,7 +36,10 @@ class Curve(NamedTuple):
     return max(self.flat_s, self.intercept_s + self.slope_s * examples)
 
   def scaled(self, factor: float) -> 'Curve':
-    """Returns the curve with all times multiplied by `factor`."""
+    """Returns the curve with all times multiplied by `factor`.
+
+    The largest batch stays.
+    """
     flat_s, intercept_s, slope_s = (factor * each for each in self[:3])
     return Curve(flat_s, intercept_s, slope_s, self.most)
 

@@ -117,7 +117,11 @@ class Stream:
     return _merged(_cut(self.leases.get(worker, ()), count)[0])
 
   def indices(self, ranges: Ranges) -> np.ndarray:
-    """Returns the examples at the positions, int64 [sum of lengths]."""
+    """Returns the examples at the positions, int64 [sum of lengths].
+
+    Args:
+      ranges: Positions, in at least one range.
+    """
     positions = np.concatenate([np.arange(*bounds) for bounds in ranges])
     epochs, entries = np.divmod(positions, self.num_examples)
     examples = np.empty_like(entries)

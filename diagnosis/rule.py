@@ -336,7 +336,11 @@ def by_series(episodes: Sequence[Episode]) -> dict[int, list[Episode]]:
 
 
 def mark(episodes: Sequence[Episode], count: int) -> np.ndarray:
-  """Returns which of `count` iterations are within episodes, as Bool."""
+  """Returns which of `count` iterations are within episodes, as Bool.
+
+  Args:
+    episodes: Episodes of one series, or of several together.
+  """
   marked = np.zeros(count, bool)
   for each in episodes:
     marked[each.start : each.end] = True

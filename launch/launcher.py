@@ -51,7 +51,11 @@ def launch(
 ) -> int:
   """Runs the processes of a run until they have ended.
 
+  SIGINT, SIGTERM and SIGHUP get handlers in this process, which stay; ignored
+  ones stay ignored.
+
   Args:
+    plan: Processes to run, whose folder is created if it is missing.
     program: Command of each process, to which flags are appended.
     on_ray: Resources of each process in a Ray cluster; None to run all
       processes on this machine.

@@ -104,6 +104,7 @@ class Leader:
     """Sends an order to each member; returns the answers by rank.
 
     Args:
+      orders: Order of each member, by rank.
       limit_s: Longest time that the orders take if no member is lost.
 
     Raises:

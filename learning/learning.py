@@ -319,12 +319,15 @@ class ParameterStore(Protocol):
     """
 
   def free(self, handle: int) -> None:
-    """Frees a held version."""
+    """Frees a held version; its handle must not be used again."""
 
   def read(self, handle: int) -> Callable[[], tuple[Any, Any]]:
     """Returns a function that returns parameters and statistics of a version.
 
     It may be called in any thread, and may wait for servers.
+
+    Args:
+      handle: Result of `hold`, to be freed only after the function was called.
     """
 
 

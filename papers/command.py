@@ -155,6 +155,9 @@ def show(section: Section, kind: str) -> str:
 def compare(section: Section, folder: str) -> str:
   """Returns how many cells have the verdict of other results, and which not.
 
+  Args:
+    folder: Folder of the other results.
+
   Raises:
     ValueError: If the folder has no results of the entry.
   """

@@ -120,6 +120,11 @@ def differ_p(
 
   The test is the paired t-test, or the exact signed-rank test if a number is
   infinite.  A single seed shows nothing.
+
+  Args:
+    ours: A number per seed.
+    others: That of the other scheme with the same seeds.
+    log: Whether effects are ratios instead of differences.
   """
   effects = _effects(ours, others, log=log)
   if effects is None:

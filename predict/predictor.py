@@ -56,6 +56,8 @@ def validate_observation(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns the arguments of `Predictor.observe` as float64 arrays.
 
+  Arrays of that dtype are returned as they are, not copied.
+
   Raises:
     ValueError: If a shape or a value is not as `Predictor.observe` expects.
   """

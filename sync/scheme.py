@@ -130,7 +130,11 @@ class Members:
   running: int = 0
 
   def release(self, workers: Iterable[int]) -> tuple[int, ...]:
-    """Marks waiting workers as running; returns them, sorted.  O(k log k)."""
+    """Marks waiting workers as running; returns them, sorted.  O(k log k).
+
+    Raises:
+      ValueError: If one is not waiting.
+    """
     released = tuple(sorted(workers))
     for worker in released:
       self._move(worker, WAITING, RUNNING)
@@ -142,12 +146,20 @@ class Members:
     return self.release(w for w, s in enumerate(self.state) if s == WAITING)
 
   def stop(self, worker: int) -> None:
-    """Marks a running worker as waiting: it has pushed."""
+    """Marks a running worker as waiting: it has pushed.
+
+    Raises:
+      ValueError: If it is not running.
+    """
     self._move(worker, RUNNING, WAITING)
     self.running -= 1
 
   def leave(self, worker: int) -> bool:
-    """Removes a living worker and returns whether it was running."""
+    """Removes a living worker and returns whether it was running.
+
+    Raises:
+      ValueError: If it is absent.
+    """
     self._check(worker)
     if self.state[worker] == ABSENT:
       raise ValueError(f'worker: expected a living worker, got {worker}.')
@@ -157,7 +169,11 @@ class Members:
     return was_running
 
   def join(self, worker: int) -> None:
-    """Marks an absent worker as waiting."""
+    """Marks an absent worker as waiting.
+
+    Raises:
+      ValueError: If it is not absent.
+    """
     self._move(worker, ABSENT, WAITING)
 
   def _move(self, worker: int, old: int, new: int) -> None:

@@ -227,7 +227,12 @@ def timed(
 def compared(
   packed: Forest, others: Mapping[str, Forest]
 ) -> list[tuple[str, ...]]:
-  """Returns rows: name and rate of a baseline, and `packed`'s rate over it."""
+  """Returns rows: name and rate of a baseline, and `packed`'s rate over it.
+
+  Args:
+    packed: The packed forest.
+    others: Baselines by name.
+  """
   rows: list[tuple[str, ...]] = [('',), ('baseline', 'GB/s', 'forest/baseline')]
   for name, other in others.items():
     ratio = ''

@@ -100,6 +100,8 @@ class Workspace:
   def array(self, name: str, size: int, dtype: Any = np.float32) -> np.ndarray:
     """Returns an array [size] with the content of its last use.
 
+    A new array has any content.
+
     Args:
       name: Name of the array; equal names and sizes give the same array.
       size: Number of elements.
@@ -246,7 +248,13 @@ class Wire(NamedTuple):
     return sum(until <= epochs for until, _ in self.warmup)
 
   def for_matrices(self, matrices: Sequence[Rows]) -> 'Wire':
-    """Returns the wire for vectors that contain these matrices."""
+    """Returns the wire for vectors that contain these matrices.
+
+    It is this wire itself if its codecs treat all vectors alike.
+
+    Args:
+      matrices: Rows of matrices, by their positions in the vector.
+    """
     return self.fit(matrices) if self.fit else self
 
   @property

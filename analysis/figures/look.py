@@ -108,7 +108,10 @@ def wrap(text: str, width: float = COLUMN) -> str:
 
 
 def choose_unit(Bps: float) -> tuple[str, float]:
-  """Returns the unit for rates up to one, and its bytes per second."""
+  """Returns the unit for rates up to one, and its bytes per second.
+
+  It is GB/s, MB/s or, for all lower rates, kB/s.
+  """
   units = (('GB/s', 1e9), ('MB/s', 1e6), ('kB/s', 1e3))
   return next((unit for unit in units if Bps >= unit[1]), units[-1])
 

@@ -124,7 +124,11 @@ class Worker:
     self.phase, self.since = WAITING, now
 
   def leave(self, now: float) -> None:
-    """Records that the worker has left, or is lost."""
+    """Records that the worker has left, or is lost.
+
+    Args:
+      now: Time, seconds, clock of the run.
+    """
     self.phase, self.since = LEFT, now
 
 

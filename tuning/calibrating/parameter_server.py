@@ -89,7 +89,13 @@ def measure(
 def describe(
   found: ServerLinks, config: ConfigDict, times: Sequence[Sequence[float]]
 ) -> str:
-  """Returns a table of the measurements, and warnings on missing ones."""
+  """Returns a table of the measurements, and warnings on missing ones.
+
+  Args:
+    found: Result of `measure`.
+    config: Config under the virtual clock, as `measure` has changed it.
+    times: Seconds that each worker computed, by iteration.
+  """
   up, down = found.up, found.down
   servers = config.route.server.servers
   head = ('host', 'up MB/s', 'down MB/s', 'compute s', 'error', 'transfers')

@@ -95,6 +95,8 @@ def read(path: str | pathlib.Path) -> Timeline:
 def pace(run: Run) -> Pace:
   """Returns how fast a run went, and how much its workers waited.
 
+  The start of the run does not count, as in `analysis.pace`.
+
   Raises:
     ValueError: If it is too short.
     OSError: If a file cannot be read.
