@@ -159,8 +159,8 @@ class Learner(Protocol):
     """Returns a learner of other parameters that shares compiled programs.
 
     The state of its optimizer begins anew, and nothing is added to its updates.
-    Version, examples and scaling are those of this learner with a model, and
-    initial ones without.
+    With a model, version, examples and scaling are those of this learner;
+    without one they begin anew.
 
     Args:
       params: Pytree of arrays, which the new learner refers to.

@@ -63,11 +63,13 @@ def tune(
 
   Args:
     config: Present config.
+    launcher: Starts runs on the cluster.
     folder: New folder for the runs.
     run_s: Seconds of each run.
     ratios: Examples that combinations need, as far as known: see
       `examples.read_ratios`.
     allow: Changes of learning that are allowed.
+    log: Receives lines on the progress.
     run: Runs a config: see `measuring.run`.
 
   Raises:

@@ -96,6 +96,7 @@ def advise(
 
   Args:
     ratios: Ratios of `examples.read_ratios`.
+    log: Receives lines on the progress.
     choices: Combinations to rank, with BSP among them.
 
   Raises:
