@@ -201,7 +201,8 @@ class Learner(Protocol):
 
     Args:
       update: Number of an update to which something was added.
-      function: Called once with the sum, whose memory it may reuse.
+      function: Called with the sum, whose memory it may reuse; not called
+        without a model.
     """
 
   def commit(self, update: int) -> None:

@@ -135,7 +135,7 @@ class LocalCodec:
       states: The worker's codec states.
 
     Returns:
-      {} if the wire sends whole gradients.
+      Norms by name of the parameter; {} if the codec keeps no residual.
     """
     if not self._shards or not self.has_residual:
       return {}

@@ -100,7 +100,7 @@ def cosine(*, total_epochs: float, final: float) -> Shape:
 
   Args:
     total_epochs: Epochs at which it reaches `final`, where it then stays.
-    final: Share of the initial learning rate.
+    final: Share of the learning rate that is left then.
   """
 
   def shape(epochs: float) -> float:
