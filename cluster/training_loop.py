@@ -114,11 +114,15 @@ class Run:
 
     Raises:
       OSError: If the files of the run cannot be copied.
-      ValueError: If a file is shorter than it was.
+      Relinquished: If a file is shorter than it was, as another process has
+        begun the run again meanwhile.
     """
     self.milestones.take_over(state['milestones'])
     self.recorder.restore(state['recorder'], age_s=age_s)
-    self.files.copy(manifest, state['files'])
+    try:
+      self.files.copy(manifest, state['files'])
+    except ValueError as error:
+      raise Relinquished(f'The run has begun again: {error}') from error
     self.sizes, self.is_successor = state['files'], True
 
     def publish() -> None:

@@ -70,6 +70,14 @@ class ScenarioTest(checks.TestCase):
     faults = [Fault(0.3, 'stop', 0, lasts_s=4 * runs.TIMEOUT_S)]
     self.check(_SETTINGS[name], faults)
 
+  def test_a_member_that_wakes_after_the_run_has_begun_again_joins_it(self):
+    faults = [
+      Fault(0.183, 'power_off', 2),
+      Fault(0.501, 'stop', 1, lasts_s=4 * runs.TIMEOUT_S),
+      Fault(0.544, 'kill', 0),
+    ]
+    self.check(_SETTINGS['ring'], faults, 81)
+
   @parameterized.parameters('cut', 'one_way')
   def test_a_coordinator_that_is_cut_off_does_not_write_either(self, kind):
     faults = [
