@@ -17,7 +17,7 @@ _SETTINGS = {
     fields={'route.name': 'ring', 'batching.local_steps': 2}
   ),
 }
-_SEEDS = 40
+_SEEDS = 20
 
 
 class SeedsTest(checks.TestCase):
