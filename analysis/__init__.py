@@ -1,4 +1,4 @@
-"""What runs did: their files, pace, figures and verdicts.
+"""Reading of run folders: tables, pace, figures and verdicts.
 
 `analysis.read(folder)` returns a run, `analysis.pace(run)` the seconds of its
 iterations.

@@ -34,7 +34,7 @@ Labels = tuple[str, ...]  # Values of fields, as texts.
 
 
 class Layout(NamedTuple):
-  """What a table shows.
+  """Rows, columns and values of a table.
 
   Attributes:
     rows: Fields of its rows.

@@ -248,7 +248,7 @@ class Run:
 
   @property
   def has_events(self) -> bool:
-    """Whether the run writes events.jsonl."""
+    """True if the run writes events.jsonl."""
     return bool(self.config['outputs']['events'])
 
   @property

@@ -1,4 +1,4 @@
-"""What a run learns, and its interfaces as runtimes use them.
+"""The learning of a run, and the interfaces that runtimes use.
 
 `learning.build` creates a `Learning` for a config: with a model and its data
 (`learning.tasks`), or without a model (`learning.timing_only`), which costs

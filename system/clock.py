@@ -5,7 +5,7 @@ from typing import Protocol
 
 
 class Source(Protocol):
-  """What the clocks are read from: the module `time`, or a simulation."""
+  """Source of the time: the module `time`, or a simulation."""
 
   def monotonic(self) -> float:
     """Returns seconds since some moment; they never go back."""

@@ -85,7 +85,7 @@ class Field:
 
   @property
   def takes_text(self) -> bool:
-    """Whether the value of a field for numbers may be a text."""
+    """True if the value of a field for numbers may be a text."""
     return bool(self.words) or self.or_seconds
 
   @functools.cached_property

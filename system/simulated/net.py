@@ -646,7 +646,7 @@ class Poll:
 
 
 class Epoll(Poll):
-  """As `select.epoll`."""
+  """Poll with the interface of `select.epoll`."""
 
   def poll(self, timeout: float | None = None) -> list[tuple[int, int]]:
     """Waits for events; the timeout is in seconds."""
@@ -654,7 +654,7 @@ class Epoll(Poll):
 
 
 class MilliPoll(Poll):
-  """As `select.poll`."""
+  """Poll with the interface of `select.poll`."""
 
   def poll(self, timeout: float | None = None) -> list[tuple[int, int]]:
     """Waits for events; the timeout is in milliseconds."""

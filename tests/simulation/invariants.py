@@ -1,4 +1,4 @@
-"""What holds for every run, whatever has happened to it."""
+"""Invariants of runs under faults: end, exit codes, examples, history."""
 
 from collections.abc import Iterator
 

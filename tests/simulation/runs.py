@@ -30,7 +30,7 @@ _BACKOFF_S = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-  """What runs.
+  """A run to simulate: workers, iterations and config.
 
   Attributes:
     workers: Number of workers.
@@ -64,7 +64,7 @@ class Fault(NamedTuple):
 
 
 class Outcome(NamedTuple):
-  """What has become of a run.
+  """The end of a simulated run, and its folder.
 
   Attributes:
     end: Reason for the end of the simulation.

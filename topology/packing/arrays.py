@@ -21,7 +21,7 @@ _Way = tuple[int, ...]  # Links, in the order in which they are passed.
 
 
 class Hop(NamedTuple):
-  """A way from one worker to another through switches."""
+  """A path of links from one worker to another, through switches only."""
 
   src: int
   dst: int
